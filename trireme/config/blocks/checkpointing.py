@@ -1,0 +1,20 @@
+"""`checkpointing`: what is kept of a run so that it can go on."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trireme.config.base import Block, ref
+
+
+class CheckpointingConfig(Block):
+    """When a checkpoint is written and which ones are kept."""
+
+    enabled: bool = Field(True, description="Write checkpoints, and resume from the newest one in the folder.")
+    checkpoint_dir: str = Field(ref("run.dir") + "/checkpoints", min_length=1, description="Folder of checkpoints.")
+    metric_name: str | None = Field(
+        None, description="Metric by which checkpoints are ranked; null ranks by age, newest first."
+    )
+    higher_is_better: bool = Field(True, description="Rank the largest value of the metric first.")
+    keep_top_k: int | None = Field(3, ge=1, description="Number of checkpoints kept; null keeps all.")
+    save_period: int = Field(10, ge=1, description="Steps between checkpoints.")

@@ -1,0 +1,115 @@
+"""The whole configuration of a run: all blocks, and what may be asked of them together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from trireme.config import rules, tree, unsupported
+from trireme.config.base import Block
+from trireme.config.blocks.checkpointing import CheckpointingConfig
+from trireme.config.blocks.cluster import ClusterConfig
+from trireme.config.blocks.data import DataConfig
+from trireme.config.blocks.env import EnvConfig
+from trireme.config.blocks.grpo import GrpoConfig
+from trireme.config.blocks.logger import LoggerConfig
+from trireme.config.blocks.loss_fn import LossConfig
+from trireme.config.blocks.policy import PolicyConfig
+from trireme.config.blocks.preference import DpoConfig, SftConfig
+from trireme.config.blocks.redis import RedisConfig
+from trireme.config.blocks.reward import RewardConfig
+from trireme.config.blocks.rollout import RolloutConfig
+from trireme.config.blocks.run import RunConfig
+from trireme.config.blocks.security import SecurityConfig
+from trireme.config.blocks.staleness import StalenessConfig
+from trireme.config.blocks.stream import StreamConfig
+from trireme.config.blocks.telemetry import TelemetryConfig
+from trireme.config.blocks.trainer import TrainerConfig
+from trireme.config.blocks.weights import WeightsConfig
+from trireme.config.errors import ConfigError
+
+
+class Config(Block):
+    """One run. `Config.model_validate(tree)` fills defaults, resolves references and checks every rule."""
+
+    grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Steps, groups, rewards and validation.")
+    loss_fn: LossConfig = Field(default_factory=LossConfig, description="The policy loss.")
+    policy: PolicyConfig = Field(description="The model under training, its backend and its generation.")
+    data: DataConfig = Field(description="Prompts.")
+    env: dict[str, EnvConfig] = Field(default_factory=dict, description="Environments, by name.")
+    checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig, description="Checkpoints.")
+    logger: LoggerConfig = Field(default_factory=LoggerConfig, description="Recorders of metrics.")
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The trainer's machines.")
+    dpo: DpoConfig | None = Field(None, description="Direct preference optimisation in place of grpo.")
+    sft: SftConfig | None = Field(None, description="Supervised fine-tuning in place of grpo.")
+    run: RunConfig = Field(default_factory=RunConfig, description="Name and folder of the run.")
+    redis: RedisConfig = Field(default_factory=RedisConfig, description="The Redis server.")
+    stream: StreamConfig = Field(default_factory=StreamConfig, description="Delivery between services.")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="Rollout servers.")
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward servers.")
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="The trainer.")
+    weights: WeightsConfig = Field(default_factory=WeightsConfig, description="Weights on their way to generation.")
+    staleness: StalenessConfig = Field(default_factory=StalenessConfig, description="Bound on the age of samples.")
+    security: SecurityConfig = Field(default_factory=SecurityConfig, description="Encryption and authentication.")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Logs of the services.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            raise PydanticCustomError("config", "a configuration is a block of keys")  # noqa: EM101
+        try:
+            return tree.complete(cls, data)
+        except ConfigError as error:
+            raise _as_validation_error(error) from error
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        problems = [*rules.violations(self), *unsupported.violations(self)]
+        if problems:
+            raise _as_validation_error(ConfigError(problems))
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Trainer ranks on all nodes."""
+        return self.trainer.nproc * self.cluster.num_nodes
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Trainer ranks that hold different data."""
+        return self.world_size // self.policy.megatron_cfg.model_parallel_size
+
+    @property
+    def prompt_limit(self) -> int:
+        """Longest prompt that may be sampled from, in tokens.
+
+        At most data.max_input_seq_length. Where that is the whole context, as in NeMo-RL's files, it leaves room for
+        max_new_tokens, or for one token where that is the whole context too.
+        """
+        context = self.policy.generation.vllm_cfg.max_model_len
+        response = self.policy.generation.max_new_tokens
+        room = context - response if response < context else context - 1
+        return min(self.data.max_input_seq_length, room)
+
+    def to_tree(self, *, mask: bool = False) -> dict[str, Any]:
+        """Plain values, all resolved. `mask` hides passwords and tokens."""
+        plain = self.model_dump()
+        return tree.masked(plain) if mask else plain
+
+    def to_yaml(self, *, mask: bool = False) -> str:
+        """The resolved configuration; `load_config` on it gives an equal one (unless masked)."""
+        return yaml.safe_dump(tree.escaped(self.to_tree(mask=mask)), sort_keys=False, allow_unicode=True, width=120)
+
+    def override(self, *overrides: str) -> Config:
+        """The same with `key=value` changes, checked anew. Raises ConfigError."""
+        from trireme.config.loader import build, parse_overrides
+
+        return build(tree.merge([tree.escaped(self.to_tree()), parse_overrides(overrides)]))
+
+
+def _as_validation_error(error: ConfigError) -> PydanticCustomError:
+    return PydanticCustomError("config", "{text}", {"text": str(error), "problems": error.problems})
