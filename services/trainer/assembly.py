@@ -139,15 +139,18 @@ class Assembler:
             self._place(group_id, expected, Member(index, None, note=reason))
             self.counters["given_up"] += 1
 
-    def ready(self, count: int, version: int) -> list[Group] | None:
-        """The `count` groups completed first, to update weights `version`; None while there are fewer.
+    def ready(self, count: int, version: int, first: Sequence[str] = ()) -> list[Group] | None:
+        """`count` groups to update weights `version`: `first`, then those completed first; None while they lack.
 
-        Groups that are too old for `version` or without a usable member are dropped first.
+        first: ids of groups that are waited for (see `admission.due`); any that were dropped are not. Groups that are
+        too old for `version` or without a usable member are dropped before all else.
         """
         self.expire(version)
-        if len(self._complete) < count:
+        wanted = [one for one in first if one not in self._finished][:count]
+        if len(self._complete) < count or any(one not in self._complete for one in wanted):
             return None
-        chosen = [self._complete.popitem(last=False)[1] for _ in range(count)]
+        others = [one for one in self._complete if one not in wanted]
+        chosen = [self._complete.pop(one) for one in (wanted + others)[:count]]
         for group in chosen:
             self._finished.add(group.id)
         self.counters["consumed_groups"] += len(chosen)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Algorithm = Literal["concatenative", "first_fit_decreasing", "first_fit_shuffle", "modified_first_fit_decreasing"]
 Packed = list[list[int]]
+GOOD_ENOUGH = 1.005  # slowest rank over the mean, below which looking for a better deal costs more than it saves
 
 
 @dataclass
@@ -240,6 +241,8 @@ def _swap(dealt: list[list[int]], costs: NDArray[np.float64]) -> list[list[int]]
 def _improve(dealt: list[list[int]], costs: NDArray[np.float64]) -> bool:
     loads = np.stack([costs[one].sum(axis=0) for one in dealt])
     slowest = int(loads.max(axis=1).argmax())
+    if loads[slowest].max() * len(dealt) <= GOOD_ENOUGH:
+        return False
     best: tuple[float, int, int, int] = (float(loads[slowest].max()) - 1e-12, -1, -1, -1)
     for rank in range(len(dealt)):
         if rank != slowest:
