@@ -30,6 +30,9 @@ DRAIN_DEADLINE_S = 30.0
 # What ends a call whose caller forgot a deadline. Long enough never to end one that is at work.
 LONGEST_CALL_S = 3600
 
+# The published type stubs of the health package leave its asyncio half out.
+HealthServicer: Any = health.aio.HealthServicer  # type: ignore[attr-defined]
+
 Adder = Callable[[Any, Any], None]
 Service = tuple[Adder, Any, str]  # (add_XServicer_to_server, servicer, full name as in the .proto)
 
@@ -71,11 +74,12 @@ async def serve(
     host: str,
     port: int,
     *,
-    health_servicer: health.aio.HealthServicer | None = None,
+    health_servicer: Any | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server with standard health and reflection on; the server, and the port it listens on (0: any free).
 
-    All services are reported SERVING, unless the caller passes its own `health_servicer` and says so itself.
+    All services are reported SERVING, unless the caller passes its own `health_servicer` (a HealthServicer) and
+    says so itself.
     Raises OSError naming host and port when it cannot listen there.
     """
     server = grpc.aio.server(options=OPTIONS)
@@ -89,8 +93,8 @@ async def serve(
     return server, bound
 
 
-async def _add_health(server: grpc.aio.Server, names: Sequence[str], given: health.aio.HealthServicer | None) -> None:
-    servicer = given or health.aio.HealthServicer()
+async def _add_health(server: grpc.aio.Server, names: Sequence[str], given: Any | None) -> None:
+    servicer = given or HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if given is None:
         for name in ("", *names):
