@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trireme.config.base import Block
+from trireme.config.blocks.listening import Listening
 
 
-class RewardConfig(Block):
+class RewardConfig(Listening):
     """Reward servers and their pool of scoring processes."""
 
     replicas: int = Field(1, ge=1, description="Reward servers that `trireme up` starts.")
-    host: str = Field("127.0.0.1", min_length=1, description="Address that the server binds to.")
-    port: int = Field(0, ge=0, le=65535, description="Port of the gRPC API; 0 takes any free one.")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics and /healthz; 0 takes any free one.")
     workers: int = Field(2, ge=1, description="Scoring processes of one server.")
     timeout_s: float = Field(10.0, gt=0, description="Seconds until one scoring is stopped and counted as failed.")
     max_attempts: int = Field(3, ge=1, description="Attempts at a sample before its scoring counts as failed for good.")
