@@ -56,6 +56,9 @@ class GenerationConfig(Block):
         None, description="Token ids that end a response, beside the model's own end tokens."
     )
     stop_strings: list[str] | None = Field(None, description="Texts that end a response.")
+    ignore_eos: bool = Field(
+        False, description="Generate past the model's own end tokens, to max_new_tokens: for measurements of speed."
+    )
     vllm_cfg: VllmConfig = Field(default_factory=VllmConfig, description="Engine arguments of vLLM.")
     vllm_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further engine arguments, handed to vLLM as they are."
