@@ -1,0 +1,187 @@
+"""One run from first process to last: start in order, watch until the trainer ends, stop in order, leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from trireme.contracts.v1 import trainer_pb2
+from trireme.launch.health import RegistryProbe, drain_trainer, trainer_status
+from trireme.launch.interrupts import Interrupts
+from trireme.launch.plan import Plan
+from trireme.launch.restarts import RestartPolicy
+from trireme.launch.rundir import RunDirectory, RunState
+from trireme.launch.supervisor import Event, Interrupted, StartupFailed, Supervisor
+
+TRAINER = "trainer"
+LOOK_S = 0.25  # between two looks at the processes
+STATUS_S = 1.0  # between two questions to the trainer
+REDIS_PATIENCE_S = 90.0  # longer than the services', who put up with a restart of it
+DRAIN_S = 1800.0  # a step of a large model and its checkpoint; a second Ctrl-C does not wait
+FAILED = 1
+INTERRUPTED = 130
+
+
+class View(Protocol):
+    """Where a run shows what happens."""
+
+    def event(self, event: Event) -> None:
+        """A service started, answered, died, is restarted, was stopped."""
+        ...
+
+    def healthy(self) -> None:
+        """Everything answers."""
+        ...
+
+    def row(self, metrics: dict[str, Any]) -> None:
+        """A new line of metrics.jsonl."""
+        ...
+
+    def status(self, status: trainer_pb2.TrainerStatus | None) -> None:
+        """What the trainer says now, once a second."""
+        ...
+
+    def say(self, message: str) -> None:
+        """A sentence for the user."""
+        ...
+
+
+class RunFailed(Exception):
+    """The run ended for a reason that is not the trainer's own exit code; the message is for the user."""
+
+
+class MetricsTail:
+    """New complete lines of a metrics.jsonl that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        """Lines that are there already belong to an earlier part of the run and are skipped."""
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.splitlines():
+            yield json.loads(line)
+
+
+class Run:
+    """A run whose directory is held. The processes belong to it from `execute` until that returns or raises."""
+
+    def __init__(
+        self, plan: Plan, directory: RunDirectory, view: View, interrupts: Interrupts, state: RunState
+    ) -> None:
+        self._plan, self._directory, self._view, self._interrupts = plan, directory, view, interrupts
+        self._state = state
+        self._tail = MetricsTail(directory.metrics)
+        self._asked_s = 0.0  # when the trainer was last asked for its status
+
+    def execute(self, policy: RestartPolicy | None = None) -> int:
+        """Everything from the first process to the last; returns the exit code of the run.
+
+        That is the trainer's, or INTERRUPTED when the user stopped the run before there was a trainer.
+        Raises StartupFailed or RunFailed when the run could not go on; by then everything has been stopped.
+        """
+        with RegistryProbe(self._state.redis_url, self._state.run) as self._probe:
+            self._supervisor = Supervisor(self._probe, self._view.event, self._interrupts.requested, policy)
+            self._save("starting")
+            code = FAILED
+            try:
+                code = self._run()
+            finally:
+                self._supervisor.kill_all()  # nothing is left by now, unless something unforeseen was raised
+                self._save("failed" if code else "finished", code)
+            return code
+
+    def _run(self) -> int:
+        trouble: Exception | None = None
+        try:
+            for stage in self._plan.stages:
+                self._supervisor.start(stage)
+            self._save("running")
+            self._view.healthy()
+            self._watch(self._interrupts.requested)
+        except Interrupted:
+            pass
+        except (StartupFailed, RunFailed) as error:
+            trouble = error
+        self._stop()
+        if trouble:
+            raise trouble
+        return self._exit_code()
+
+    def _watch(self, give_up: Callable[[], bool]) -> None:
+        """Until the trainer has ended or `give_up()` says so. Raises RunFailed when the run cannot go on."""
+        trainer = self._supervisor.services[TRAINER]
+        while trainer.process.exit_code() is None and not give_up():
+            self._supervisor.poll()
+            self._require_enough()
+            self._show()
+            time.sleep(LOOK_S)
+        self._supervisor.poll()
+        self._show()
+
+    def _require_enough(self) -> None:
+        """Replicas that are given up are bearable as long as one of their kind is left, and while Redis answers."""
+        if (silent_s := self._probe.redis_silent_s()) > REDIS_PATIENCE_S:
+            raise RunFailed(f"Redis has not answered for {silent_s:.0f} s")
+        left = {service.spec.kind for service in self._supervisor.services.values() if not service.stage.final}
+        for service in self._supervisor.services.values():
+            if service.spec.kind not in (left | {TRAINER}):
+                raise RunFailed(f"no {service.spec.kind} is left: {service.last_words}")
+
+    def _show(self) -> None:
+        for row in self._tail.rows():
+            self._view.row(row)
+        if time.monotonic() - self._asked_s >= STATUS_S:
+            self._asked_s = time.monotonic()
+            address = self._trainer_address()
+            self._view.status(trainer_status(address) if address else None)
+
+    def _trainer_address(self) -> str | None:
+        record = self._probe.record(self._supervisor.services[TRAINER].process)
+        return record.address if record else None
+
+    def _stop(self) -> None:
+        """The trainer first, so that it can finish its step with the others' help and checkpoint."""
+        self._save("stopping")
+        if TRAINER in self._supervisor.services:
+            self._drain()
+        for kind in ("rollout", "reward"):
+            names = [name for name, service in self._supervisor.services.items() if service.spec.kind == kind]
+            self._supervisor.stop(names, self._interrupts.urgent)
+
+    def _drain(self) -> None:
+        """One that serves may take as long as its step and checkpoint do; one that does not has nothing to lose."""
+        process, address = self._supervisor.services[TRAINER].process, self._trainer_address()
+        if process.exit_code() is None and address:
+            if (step := drain_trainer(address)) is None:
+                process.terminate()
+            self._view.say(f"the trainer ends after {_step(step)} and checkpoints; Ctrl-C again to kill it")
+            deadline = time.monotonic() + DRAIN_S
+            with contextlib.suppress(RunFailed):  # then it cannot finish its step, and is stopped below
+                self._watch(lambda: self._interrupts.urgent() or time.monotonic() >= deadline)
+        self._supervisor.stop([TRAINER], self._interrupts.urgent)
+
+    def _exit_code(self) -> int:
+        trainer = self._supervisor.services.get(TRAINER)
+        code = trainer.process.exit_code() if trainer else None
+        return INTERRUPTED if code is None else code
+
+    def _save(self, state: str, code: int | None = None) -> None:
+        self._state = replace(self._state, state=state, exit_code=code)
+        self._directory.save_state(self._state)
+
+
+def _step(number: int | None) -> str:
+    return "its step" if number is None else f"step {number}"
