@@ -2,7 +2,8 @@
 
 The control law, with G groups to a step and a bound of S versions (0: strictly on-policy, 1: one step off):
 
-- A group is in flight from its admission until a step takes it or it is given up, complete or not.
+- A group is in flight from its admission until a step trains on it or it is given up, complete or not. Groups set
+  aside for a step that is still being filled (dynamic sampling) are in flight too: they hold places in it.
 - A group admitted under version v holds no token older than v, so it may be taken by the steps that update
   versions v ... v + S: S + 1 steps, or S when one of them is running already. These steps take (that many) * G
   groups. Admitting stops when so many are in flight, for the next one could only be taken too late.
@@ -42,9 +43,9 @@ class Observation:
     """What is true now.
 
     version: the newest published weights, under which a group admitted now is sampled.
-    in_flight: groups admitted and neither taken by a step nor given up.
-    steps_left: steps that have not taken their groups yet.
-    training: a step has taken its groups and has not published yet.
+    in_flight: groups admitted and neither given up nor in a step that has begun; those set aside for one count.
+    steps_left: steps that have not begun.
+    training: a step has begun and has not published yet.
     """
 
     version: int

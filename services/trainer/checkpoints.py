@@ -1,0 +1,127 @@
+"""Checkpoints of a run: written beside, made durable, renamed; the newest and the best k are kept.
+
+A checkpoint is a folder `step_<n>` holding `policy/` (the backend's) and `state.json` (the loop's). A folder under
+any other name is an unfinished one: a kill at any moment leaves the previous checkpoints as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEP_FOLDER = re.compile(r"^step_(\d+)$")
+UNFINISHED = "unfinished_step_"
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written or read; the message names the folder."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    step: int
+    path: Path
+
+    def state(self) -> dict[str, Any]:
+        """The loop's state. Raises CheckpointError naming the file when it is missing or damaged."""
+        file = self.path / "state.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{file} is missing or damaged ({error}); delete {self.path} to use an older one"
+            ) from error
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+
+class Checkpoints:
+    """The checkpoint folder of one run.
+
+    keep_top_k: how many to keep by `metric_name` (None keeps all); the newest is always kept.
+    """
+
+    def __init__(self, directory: Path, keep_top_k: int | None, metric_name: str | None, higher_is_better: bool):
+        self.directory = directory
+        self._keep, self._metric, self._higher = keep_top_k, metric_name, higher_is_better
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        found = [(STEP_FOLDER.match(path.name), path) for path in self.directory.iterdir()]
+        return sorted((Checkpoint(int(m[1]), path) for m, path in found if m), key=lambda item: item.step)
+
+    def latest(self) -> Checkpoint | None:
+        return (self.all() or [None])[-1]
+
+    def save(self, step: int, state: Mapping[str, Any], save_policy: Callable[[Path], None]) -> Checkpoint:
+        """Write checkpoint `step`. Raises CheckpointError, with the older ones intact, when it cannot be completed."""
+        self._clear_unfinished()
+        work, final = self.directory / f"{UNFINISHED}{step}", self.directory / f"step_{step}"
+        try:
+            (work / "policy").mkdir(parents=True)
+            save_policy(work / "policy")
+            _write_durably(work / "state.json", json.dumps(state))
+            if final.exists():  # a run resumed from an older checkpoint writes this step again
+                shutil.rmtree(final)
+            work.rename(final)
+            _sync_folder(self.directory)
+        except OSError as error:
+            shutil.rmtree(work, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint of step {step} could not be written to {self.directory}: {error.strerror or error}"
+                f" ({_free_mib(self.directory)} MiB free); earlier checkpoints are intact"
+            ) from error
+        self._prune()
+        return Checkpoint(step, final)
+
+    def _clear_unfinished(self) -> None:
+        for path in self.directory.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path)
+
+    def _prune(self) -> None:
+        checkpoints = self.all()
+        if self._keep is None or len(checkpoints) <= self._keep:
+            return
+        older = sorted(checkpoints[:-1], key=self._rank, reverse=True)  # the newest is never a candidate
+        for checkpoint in older[self._keep - 1 :]:
+            shutil.rmtree(checkpoint.path)
+
+    def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
+        """Better is larger: by the metric where it was measured, then by step."""
+        value = checkpoint.state().get("metrics", {}).get(self._metric) if self._metric else None
+        if value is None:
+            return (False, 0.0, checkpoint.step)
+        return (True, value if self._higher else -value, checkpoint.step)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_mib(path: Path) -> int:
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(existing).free >> 20

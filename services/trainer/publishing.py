@@ -1,0 +1,93 @@
+"""Publishing a policy: offer the bytes, record the manifest, tell every rollout server to load it.
+
+A publish is complete once its manifest is in the registry: a server that cannot be told now, or that joins later,
+catches up from there by itself. The weight version is the number of completed publishes of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import grpc
+from torch import Tensor
+
+from trireme.contracts.grpc import channel
+from trireme.contracts.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
+from trireme.registry import Registry
+from trireme.weights.base import Transport
+from trireme.weights.manifest import build
+
+log = logging.getLogger(__name__)
+
+
+class PublishError(Exception):
+    """No rollout server took the new weights."""
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """What one publish cost. Seconds: of gathering and offering the bytes, and until the last server answered."""
+
+    version: int
+    offer_s: float
+    update_s: float
+    updated: tuple[str, ...]
+    failed: tuple[str, ...]
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "timing/train/weight_offer": self.offer_s,
+            "timing/train/weight_update": self.offer_s + self.update_s,
+            "train/weight_version": self.version,
+            "train/weight_update_failures": len(self.failed),
+        }
+
+
+class Publisher:
+    """Publishes successive versions. `version` is that of the last completed publish (0: none yet)."""
+
+    def __init__(
+        self, run: str, registry: Registry, transport: Transport, *, version: int, timeout_s: float, in_flight: bool
+    ) -> None:
+        self.version = version
+        self._run, self._registry, self._transport = run, registry, transport
+        self._timeout_s, self._in_flight = timeout_s, in_flight
+
+    async def publish(self, tensors: Iterable[tuple[str, Tensor]]) -> PublishReport:
+        """Publish `tensors` as the next version. Raises PublishError when servers exist and none took it."""
+        started = time.monotonic()
+        manifest = await asyncio.to_thread(self._offer, self.version + 1, tensors)
+        await self._registry.set_manifest(manifest.SerializeToString())
+        self.version = manifest.version
+        offered = time.monotonic()
+        updated, failed = await self._tell_servers(manifest)
+        if failed and not updated:
+            raise PublishError(f"no rollout server took weight version {self.version}: {'; '.join(failed)}")
+        return PublishReport(self.version, offered - started, time.monotonic() - offered, tuple(updated), tuple(failed))
+
+    def _offer(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> weights_pb2.WeightManifest:
+        named = list(tensors)
+        return self._transport.offer(build(version, self._run, named), named)
+
+    async def _tell_servers(self, manifest: weights_pb2.WeightManifest) -> tuple[list[str], list[str]]:
+        servers = await self._registry.list("rollout")
+        outcomes = await asyncio.gather(*(self._update(server.address, manifest) for server in servers))
+        failed = [f"{s.name} at {s.address}: {error}" for s, error in zip(servers, outcomes, strict=True) if error]
+        for failure in failed:
+            # The server has left rotation by itself and will catch up from the registry's manifest.
+            log.warning("weight update failed", extra={"server": failure, "version": manifest.version})
+        return [s.name for s, error in zip(servers, outcomes, strict=True) if not error], failed
+
+    async def _update(self, address: str, manifest: weights_pb2.WeightManifest) -> str | None:
+        """None, or why the server did not update."""
+        request = rollout_pb2.UpdateWeightsRequest(manifest=manifest, in_flight=self._in_flight)
+        async with channel(address) as target:
+            try:
+                await rollout_pb2_grpc.RolloutServiceStub(target).UpdateWeights(request, timeout=self._timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+        return None
