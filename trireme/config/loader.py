@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from trireme.config import tree
+from trireme.config import legacy, tree
 from trireme.config.errors import ConfigError
 from trireme.config.messages import problems_of
 from trireme.config.root import Config
@@ -22,22 +23,44 @@ REDIS_URL_VARIABLE = "TRIREME_REDIS_URL"
 log = logging.getLogger("trireme.config")
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and what its reader should know about names in the files: renamed keys, ignored keys."""
+
+    config: Config
+    notices: tuple[str, ...]
+
+
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read a file with its parents, lay the overrides over it, resolve and check everything.
 
-    TRIREME_REDIS_URL takes the place of redis.url in the files; an override takes the place of both.
-    Raises ConfigError.
+    TRIREME_REDIS_URL takes the place of redis.url in the files; an override takes the place of both. Renamed and
+    ignored keys are reported once, as warnings of the logger `trireme.config`. Raises ConfigError.
     """
+    loaded = load(path, overrides)
+    for notice in loaded.notices:
+        log.warning(notice)
+    return loaded.config
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Loaded:
+    """As `load_config`, with the notices returned in place of logged."""
     trees = [*read_files(Path(path)), *_from_environment(), parse_overrides(overrides)]
-    return build(tree.merge(trees), source=str(path))
+    try:
+        notices = [notice for t in trees for notice in legacy.rename(t)]
+        merged = tree.merge(trees)
+        notices += legacy.drop_foreign(merged)
+    except ConfigError as error:
+        raise ConfigError(error.problems, str(path)) from error
+    return Loaded(from_tree(merged, str(path)), tuple(dict.fromkeys(notices + legacy.without_effect(merged))))
 
 
-def build(user: dict[str, Any], source: str | None = None) -> Config:
-    """A checked Config from a tree of keys. Raises ConfigError."""
+def from_tree(user: dict[str, Any], source: str | None = None) -> Config:
+    """A checked Config from a tree of keys as a file has them. Raises ConfigError."""
     try:
         return Config.model_validate(user)
     except ValidationError as error:
-        raise ConfigError(problems_of(error), source) from error
+        raise ConfigError(problems_of(Config, error), source) from error
 
 
 def read_files(path: Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:

@@ -6,47 +6,61 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from trireme.config import schema
 from trireme.config.base import Block
 from trireme.config.errors import ConfigError
 
 
 def check_names(model: type[Block], user: dict[str, Any]) -> None:
-    """Raise ConfigError that names every unknown key by its full path, with the nearest known one."""
-    problems = [f"unknown key {path}; {_suggest(model, path, block)}" for path, block in _unknown(model, user)]
+    """Raise ConfigError that names every unknown key by its full path, with the nearest known one.
+
+    A plain value where a block of keys belongs is refused here too: references into it would only confuse.
+    """
+    problems = list(_problems(model, user))
     if problems:
         raise ConfigError(problems)
 
 
-def _unknown(model: type[Block], user: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, type[Block]]]:
-    """(path, block that it stands in) for each key that its block does not have."""
+def _problems(root: type[Block], user: dict[str, Any]) -> Iterator[str]:
+    for path, value, field in visit(root, user):
+        if field is None:
+            yield f"unknown key {path}; {suggest(root, path)}"
+        elif schema.inner_blocks(field.annotation) and value is not None and not isinstance(value, dict):
+            yield f"{path}: {value!r} is not valid; it should be a block of keys"
+
+
+def visit(model: type[Block], user: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, FieldInfo | None]]:
+    """(path, value, field or None where the block has no such key) for each key, outer blocks first."""
     for name, value in user.items():
-        path = f"{prefix}{name}"
-        if name not in model.model_fields:
-            yield path, model
-        elif isinstance(value, dict):
-            yield from _unknown_below(model.model_fields[name].annotation, value, path)
+        path, field = f"{prefix}{name}", model.model_fields.get(str(name))
+        yield path, value, field
+        if field is not None and isinstance(value, dict):
+            yield from _visit_below(field.annotation, value, path)
 
 
-def _unknown_below(annotation: Any, value: dict[str, Any], path: str) -> Iterator[tuple[str, type[Block]]]:
+def _visit_below(annotation: Any, value: dict[str, Any], path: str) -> Iterator[tuple[str, Any, FieldInfo | None]]:
     inner, named = schema.block_of(annotation), schema.named_blocks_of(annotation)
     if inner:
-        yield from _unknown(inner, value, f"{path}.")
+        yield from visit(inner, value, f"{path}.")
     elif named:
-        for name, item in value.items():
-            if isinstance(item, dict):
-                yield from _unknown(named, item, f"{path}.{name}.")
+        for label, item in value.items():
+            yield from visit(named, item if isinstance(item, dict) else {}, f"{path}.{label}.")
 
 
-def _suggest(root: type[Block], path: str, block: type[Block]) -> str:
+def suggest(root: type[Block], path: str) -> str:
+    """What was probably meant by an unknown path."""
     parent, _, name = path.rpartition(".")
-    nearest = difflib.get_close_matches(name, block.model_fields, n=1, cutoff=0.6)
+    block = schema.block_at(root, parent)
+    known = list(block.model_fields) if block else []
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean {parent + '.' if parent else ''}{nearest[0]}?"
     elsewhere = _elsewhere(root, name)
     if elsewhere:
         return f"did you mean {elsewhere}?"
-    return f"{parent or 'the top level'} has {', '.join(block.model_fields)}"
+    return f"{parent or 'the top level'} has {', '.join(known) or 'no such key'}"
 
 
 def _elsewhere(root: type[Block], name: str) -> str | None:

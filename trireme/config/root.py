@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from trireme.config import rules, tree, unsupported
+from trireme.config import legacy, rules, schema, secrets, tree, unsupported
 from trireme.config.base import Block
 from trireme.config.blocks.checkpointing import CheckpointingConfig
 from trireme.config.blocks.cluster import ClusterConfig
@@ -60,7 +62,7 @@ class Config(Block):
     @classmethod
     def _complete(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
-            raise PydanticCustomError("config", "a configuration is a block of keys")  # noqa: EM101
+            raise PydanticCustomError("config", "a configuration is a block of keys")
         try:
             return tree.complete(cls, data)
         except ConfigError as error:
@@ -98,17 +100,28 @@ class Config(Block):
     def to_tree(self, *, mask: bool = False) -> dict[str, Any]:
         """Plain values, all resolved. `mask` hides passwords and tokens."""
         plain = self.model_dump()
-        return tree.masked(plain) if mask else plain
+        return secrets.masked(plain) if mask else plain
 
     def to_yaml(self, *, mask: bool = False) -> str:
-        """The resolved configuration; `load_config` on it gives an equal one (unless masked)."""
-        return yaml.safe_dump(tree.escaped(self.to_tree(mask=mask)), sort_keys=False, allow_unicode=True, width=120)
+        """The resolved configuration; `load_config` on it gives an equal one (unless masked).
+
+        Keys that have no effect and their default value are left out, so that loading it reports nothing anew.
+        """
+        plain = self.to_tree(mask=mask)
+        legacy.drop_silent(plain, lambda path: schema.find(Config, path).get_default())
+        return yaml.safe_dump(tree.escaped(plain), sort_keys=False, allow_unicode=True, width=120)
+
+    def write(self, path: Path) -> None:
+        """Write `to_yaml()`, passwords included, to a file that only its owner may read; whole or not at all."""
+        with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+            file.write(self.to_yaml())
+        Path(file.name).replace(path)
 
     def override(self, *overrides: str) -> Config:
         """The same with `key=value` changes, checked anew. Raises ConfigError."""
-        from trireme.config.loader import build, parse_overrides
+        from trireme.config.loader import from_tree, parse_overrides
 
-        return build(tree.merge([tree.escaped(self.to_tree()), parse_overrides(overrides)]))
+        return from_tree(tree.merge([tree.escaped(self.to_tree()), parse_overrides(overrides)]))
 
 
 def _as_validation_error(error: ConfigError) -> PydanticCustomError:

@@ -35,6 +35,11 @@ def named_blocks_of(annotation: Any) -> type[Block] | None:
     return block_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
+def inner_blocks(annotation: Any) -> type[Block] | None:
+    """The block below a key, be it one or one under each name."""
+    return block_of(annotation) or named_blocks_of(annotation)
+
+
 def nullable(annotation: Any) -> bool:
     """Whether null is a value of its own for a key of this type."""
     return annotation is None or type(None) in get_args(annotation)
@@ -75,3 +80,25 @@ def walk(model: type[Block], prefix: str = "") -> Iterator[Key]:
 def paths(model: type[Block]) -> tuple[str, ...]:
     """The dotted paths of all leaves below a block."""
     return tuple(key.path for key in walk(model))
+
+
+def find(model: type[Block], path: str) -> FieldInfo:
+    """The field at a dotted path; a name under a key such as `env` may be any. Raises KeyError."""
+    name, _, rest = path.partition(".")
+    field = model.model_fields[name]
+    named = named_blocks_of(field.annotation)
+    inner = named or block_of(field.annotation)
+    if named:
+        rest = rest.partition(".")[2]
+    return find(inner, rest) if inner and rest else field
+
+
+def block_at(model: type[Block], path: str) -> type[Block] | None:
+    """The block at a dotted path (the empty path is the model itself), or None where there is none."""
+    if not path:
+        return model
+    try:
+        annotation = find(model, path).annotation
+    except KeyError:
+        return None
+    return inner_blocks(annotation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,10 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from trireme.config import hardware, resolvers, schema
 from trireme.config.base import Block
 from trireme.config.errors import ConfigError
-from trireme.config.names import check_names
-
-PRECISION_KEYS = ("policy.precision", "policy.generation.vllm_cfg.precision", "policy.megatron_cfg.pipeline_dtype")
-MASK = "***"
+from trireme.config.names import check_names, suggest
+from trireme.config.values import SETTLED_LATER, check_values
 
 
 def merge(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -30,17 +27,19 @@ def merge(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def complete(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:
     """The user's tree with defaults filled in and references resolved.
 
-    Raises ConfigError for keys that no model knows and for references that lead nowhere.
+    Raises ConfigError for keys that no model knows, wrong values, and references that lead nowhere.
     """
     check_names(model, user)
+    given = without_nulls(model, user)
+    check_values(model, given)
     resolvers.register()
-    tree = OmegaConf.merge(OmegaConf.create(schema.defaults(model)), OmegaConf.create(without_nulls(model, user)))
+    tree = OmegaConf.merge(OmegaConf.create(schema.defaults(model)), OmegaConf.create(given))
     assert isinstance(tree, DictConfig)
     try:
         _settle_precision(tree)
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(_explain(model, error)) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -59,14 +58,17 @@ def without_nulls(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:
 
 def _settle_precision(tree: DictConfig) -> None:
     """Replace `auto` by what this machine multiplies natively, before anything refers to it."""
-    for key in PRECISION_KEYS:
-        if OmegaConf.select(tree, key) == "auto":
+    for key, placeholder in SETTLED_LATER.items():
+        if OmegaConf.select(tree, key) == placeholder:
             OmegaConf.update(tree, key, hardware.native_precision())
 
 
-def _explain(error: OmegaConfBaseException) -> str:
-    key = error.full_key or "the configuration"
-    return f"{key}: {str(error).splitlines()[0]}"
+def _explain(model: type[Block], error: OmegaConfBaseException) -> str:
+    """OmegaConf's first line, with the key that it happened at and the key that was probably meant."""
+    message = str(error).splitlines()[0]
+    missing = re.search(r"Interpolation key '(.+?)' not found", message)
+    hint = f"; {suggest(model, missing[1])}" if missing else ""
+    return f"{error.full_key or 'the configuration'}: {message}{hint}"
 
 
 def escaped(value: Any) -> Any:
@@ -78,20 +80,3 @@ def escaped(value: Any) -> Any:
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
     return value
-
-
-def masked(plain: dict[str, Any]) -> dict[str, Any]:
-    """The same tree without secrets: the password in redis.url and the tokens in security.tokens."""
-    hidden = {**plain, "redis": dict(plain["redis"]), "security": dict(plain["security"])}
-    hidden["redis"]["url"] = mask_url(plain["redis"]["url"])
-    hidden["security"]["tokens"] = [MASK for _ in plain["security"]["tokens"]]
-    return hidden
-
-
-def mask_url(url: str | None) -> str | None:
-    """The URL with its password replaced by asterisks."""
-    parts = urlsplit(url or "")
-    if parts.password is None:
-        return url
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:{MASK}@{host}"))

@@ -1,0 +1,145 @@
+"""Rules between a configuration and the model that it names: they read the model's config.json and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trireme.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trireme.config.root import Config
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+TP = "policy.megatron_cfg.tensor_model_parallel_size"
+
+
+def check_model_folder(config: Config) -> dict[str, Any] | None:
+    """Find, read and check the model of a configuration; its config.json.
+
+    None for a Hugging Face name that is not on this machine: nothing can be said before it is downloaded.
+    Raises ConfigError.
+    """
+    folder = find_model(config.policy.model_name)
+    if folder is None:
+        return None
+    hf_config = read_hf_config(folder)
+    check_model(config, hf_config)
+    return hf_config
+
+
+def find_model(name: str) -> Path | None:
+    """The folder of a model given by path or by Hugging Face name; None for a name that is not in the local cache.
+
+    Raises ConfigError for a path that is no folder.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        raise ConfigError(f"policy.model_name: no folder {name}; give a folder with config.json, or owner/name")
+    return _cached(name)
+
+
+def _cached(name: str) -> Path | None:
+    """The newest snapshot of a model in the Hugging Face cache."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = (hub / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/config.json")
+    return max((path.parent for path in snapshots), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder. Raises ConfigError where it is missing or not a JSON object."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"policy.model_name: {folder} has no config.json, so it is not a Hugging Face model folder")
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"policy.model_name: {path} is not readable as JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"policy.model_name: {path} is not a JSON object")
+    return loaded
+
+
+def check_model(config: Config, hf_config: dict[str, Any]) -> None:
+    """Check a configuration against a parsed config.json. Raises ConfigError with everything that does not fit."""
+    problems = list(_architecture(config, hf_config)) or list(_sizes(config, hf_config))
+    if not problems:
+        problems = [text for check in (_heads, _experts, _context, _stop_tokens) for text in check(config, hf_config)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def padded_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
+    """The rows of the embedding when it is shared over TP ranks: the next multiple of their number."""
+    return -(-vocab_size // tensor_parallel_size) * tensor_parallel_size
+
+
+def _architecture(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    found = hf_config.get("architectures") or [f"none (model_type {hf_config.get('model_type')})"]
+    if found[0] not in SUPPORTED_ARCHITECTURES:
+        yield (
+            f"policy.model_name: {config.policy.model_name} is a {found[0]}, which is not yet supported; "
+            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+
+
+def _sizes(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    for name in SIZES:
+        size = hf_config.get(name)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            yield f"policy.model_name: {name} in {config.policy.model_name}/config.json is {size!r}, no positive number"
+
+
+def _heads(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    tensor = config.policy.megatron_cfg.tensor_model_parallel_size
+    queries = hf_config["num_attention_heads"]
+    groups = hf_config.get("num_key_value_heads") or queries
+    legal = [size for size in range(1, queries + 1) if queries % size == 0 and _shares(groups, size)]
+    if tensor not in legal:
+        yield (
+            f"rule attention-heads: {TP} is {tensor}, but the model has num_attention_heads={queries} and "
+            f"num_key_value_heads={groups}: {min(legal, key=lambda size: abs(size - tensor))} (possible: {legal})"
+        )
+
+
+def _shares(groups: int, tensor: int) -> bool:
+    """Whether KV heads divide over the ranks, or the ranks over the KV heads (each is then replicated)."""
+    return groups % tensor == 0 or tensor % groups == 0
+
+
+def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    experts = next((hf_config[name] for name in EXPERTS if hf_config.get(name)), 0)
+    megatron = config.policy.megatron_cfg
+    ranks = megatron.expert_model_parallel_size
+    key = "policy.megatron_cfg.expert_model_parallel_size"
+    if not experts and ranks > 1:
+        yield f"rule experts: {key} is {ranks}, but the model has no experts: 1"
+    if experts and experts % ranks:
+        yield f"rule experts: {key} is {ranks}, which does not divide the model's {experts} experts: 1"
+    if experts and megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
+        yield f"rule experts: {TP} > 1 on a mixture of experts needs policy.megatron_cfg.sequence_parallel=true"
+
+
+def _context(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    context, positions = config.policy.generation.vllm_cfg.max_model_len, hf_config["max_position_embeddings"]
+    if context > positions:
+        yield (
+            f"rule prompt-and-response-fit-context: policy.generation.vllm_cfg.max_model_len ({context}) is longer "
+            f"than max_position_embeddings of the model ({positions}): at most {positions}"
+        )
+
+
+def _stop_tokens(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    vocabulary = hf_config["vocab_size"]
+    outside = [i for i in config.policy.generation.stop_token_ids or [] if not 0 <= i < vocabulary]
+    if outside:
+        yield f"policy.generation.stop_token_ids {outside} are not all below vocab_size of the model, {vocabulary}"

@@ -1,0 +1,83 @@
+"""Rules about schedules, precision, rewards and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trireme.config.rules.registry import Rule, rule_into
+
+if TYPE_CHECKING:
+    from trireme.config.root import Config
+
+RULES: list[Rule] = []
+rule = rule_into(RULES)
+OPTIMIZER = "policy.megatron_cfg.optimizer"
+
+
+@rule("learning-rates-in-order")
+def _learning_rates(config: Config) -> Iterator[str]:
+    megatron = config.policy.megatron_cfg
+    peak = megatron.optimizer.lr
+    if megatron.scheduler.lr_decay_style != "constant" and megatron.optimizer.min_lr > peak:
+        yield f"{OPTIMIZER}.min_lr ({megatron.optimizer.min_lr}) is above {OPTIMIZER}.lr ({peak}): at most that"
+    start = megatron.scheduler.lr_warmup_init
+    if megatron.scheduler.lr_warmup_iters > 0 and start > peak:
+        yield f"policy.megatron_cfg.scheduler.lr_warmup_init ({start}) is above {OPTIMIZER}.lr ({peak}): at most that"
+
+
+@rule("warm-up-before-decay")
+def _warm_up(config: Config) -> Iterator[str]:
+    scheduler = config.policy.megatron_cfg.scheduler
+    decay = scheduler.lr_decay_iters
+    if decay is not None and scheduler.lr_decay_style != "constant" and scheduler.lr_warmup_iters >= decay:
+        yield (
+            f"policy.megatron_cfg.scheduler.lr_warmup_iters ({scheduler.lr_warmup_iters}) is not below "
+            f"policy.megatron_cfg.scheduler.lr_decay_iters ({decay}): lr_warmup_iters={decay - 1} or fewer"
+        )
+
+
+@rule("optimizer-precision")
+def _precision(config: Config) -> Iterator[str]:
+    optimizer, precision = config.policy.megatron_cfg.optimizer, config.policy.precision
+    for flag, dtype in ((optimizer.bf16, "bfloat16"), (optimizer.fp16, "float16")):
+        name = "bf16" if dtype == "bfloat16" else "fp16"
+        if flag != (precision == dtype):
+            yield (
+                f"{OPTIMIZER}.{name} is {str(flag).lower()} but policy.precision is {precision}: "
+                f"{OPTIMIZER}.{name}={str(not flag).lower()}, or leave it out"
+            )
+
+
+@rule("parameter-gather-overlap")
+def _overlap(config: Config) -> Iterator[str]:
+    reduction = config.policy.megatron_cfg.distributed_data_parallel_config
+    block = "policy.megatron_cfg.distributed_data_parallel_config"
+    if reduction.overlap_param_gather and not reduction.overlap_grad_reduce:
+        yield f"{block}.overlap_param_gather needs {block}.overlap_grad_reduce=true; or overlap_param_gather=false"
+
+
+@rule("reward-scaling-interval")
+def _scaling(config: Config) -> Iterator[str]:
+    scaling = config.grpo.reward_scaling
+    for low, high in (("source_min", "source_max"), ("target_min", "target_max")):
+        if scaling.enabled and getattr(scaling, low) >= getattr(scaling, high):
+            yield (
+                f"grpo.reward_scaling.{low} ({getattr(scaling, low)}) is not below grpo.reward_scaling.{high} "
+                f"({getattr(scaling, high)})"
+            )
+
+
+@rule("batch-multiplier")
+def _batch_multiplier(config: Config) -> Iterator[str]:
+    if config.grpo.batch_multiplier > 1 and not config.grpo.use_dynamic_sampling:
+        yield (
+            f"grpo.batch_multiplier is {config.grpo.batch_multiplier} but grpo.use_dynamic_sampling is false: "
+            "batch_multiplier=1, or use_dynamic_sampling=true"
+        )
+
+
+@rule("one-system-prompt")
+def _system_prompt(config: Config) -> Iterator[str]:
+    if config.data.system_prompt is not None and config.data.system_prompt_file is not None:
+        yield "data.system_prompt and data.system_prompt_file are both set; set one to null"
