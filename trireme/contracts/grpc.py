@@ -28,7 +28,7 @@ STATUS_DEADLINE_S = 5.0
 HEALTH_DEADLINE_S = 2.0
 DRAIN_DEADLINE_S = 30.0
 # What ends a call whose caller forgot a deadline. Long enough never to end one that is at work.
-LONGEST_CALL_S = 3600
+LONGEST_CALL_S = 3600.0
 
 # The published type stubs of the health package leave its asyncio half out.
 HealthServicer: Any = health.aio.HealthServicer  # type: ignore[attr-defined]
@@ -38,10 +38,13 @@ Service = tuple[Adder, Any, str]  # (add_XServicer_to_server, servicer, full nam
 
 
 def options(
-    *, keepalive_time_ms: int = KEEPALIVE_TIME_MS, min_ping_interval_ms: int = MIN_PING_INTERVAL_MS
+    *,
+    keepalive_time_ms: int = KEEPALIVE_TIME_MS,
+    min_ping_interval_ms: int = MIN_PING_INTERVAL_MS,
+    longest_call_s: float = LONGEST_CALL_S,
 ) -> tuple[tuple[str, Any], ...]:
     """Channel arguments that client and server share; each side ignores what is meant for the other."""
-    fallback_deadline = {"methodConfig": [{"name": [{}], "timeout": f"{LONGEST_CALL_S}s"}]}
+    fallback_deadline = {"methodConfig": [{"name": [{}], "timeout": f"{longest_call_s}s"}]}
     return (
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
