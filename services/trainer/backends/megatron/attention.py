@@ -1,0 +1,148 @@
+"""Core attention of packed sequences without Transformer Engine: rotary embedding and softmax, segment by segment.
+
+Segments of about the same size are stacked into blocks, padded at their end (a causal mask hides that), and one
+kernel call serves each block in every layer. Where a segment has a prefix, its block has a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor, nn
+
+from services.trainer.backends.megatron.layout import Segment
+
+# Stacking may waste this much of a block on padding: a kernel call costs more than that for short segments.
+MAX_WASTE = 1.5
+SMALL_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Block:
+    """B segments. queries: int64 [B, Lq], keys: int64 [B, Lk], positions in the layout; mask: bool [B or 1, 1, Lq, Lk],
+    True where a query sees a key, or None for a causal one."""
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """blocks, and order: int64 [P], where in the blocks' concatenated rows each position of the layout is."""
+
+    blocks: tuple[Block, ...]
+    order: Tensor
+
+
+@dataclass
+class PlannedSeqParams(PackedSeqParams):
+    """Megatron's packed-sequence parameters with what this attention needs: the plan, and cos, sin: [P, 1, D/2]."""
+
+    plan: Plan | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+def make_plan(segments: Sequence[Segment]) -> Plan:
+    """The blocks for `segments`, which cover the layout in order."""
+    blocks, rows = [], []
+    for members in _stacks(segments):
+        block, valid = _block(members)
+        blocks.append(block)
+        # Padding goes behind the end, where the sort below leaves it.
+        rows.append(torch.where(valid, block.queries, torch.iinfo(torch.int64).max).flatten())
+    total = sum(segment.length for segment in segments)
+    return Plan(tuple(blocks), torch.cat(rows).argsort(stable=True)[:total])
+
+
+def _stacks(segments: Sequence[Segment]) -> Iterable[list[Segment]]:
+    """Lists of segments that are worth stacking."""
+    stack: list[Segment] = []
+    for segment in sorted(segments, key=lambda s: (s.prefix_length > 0, s.length, s.prefix_length)):
+        if stack and not _fits([*stack, segment]):
+            yield stack
+            stack = []
+        stack.append(segment)
+    yield stack
+
+
+def _fits(stack: list[Segment]) -> bool:
+    if (stack[0].prefix_length > 0) != (stack[-1].prefix_length > 0):
+        return False
+    queries, prefix = max(s.length for s in stack), max(s.prefix_length for s in stack)
+    padded = len(stack) * queries * (queries + prefix)
+    return padded <= max(SMALL_BLOCK, MAX_WASTE * sum(s.length * (s.length + s.prefix_length) for s in stack))
+
+
+def _block(stack: list[Segment]) -> tuple[Block, Tensor]:
+    """The block of `stack`, and bool [B, Lq]: which of its queries are not padding."""
+    start, length = _column(s.start for s in stack), _column(s.length for s in stack)
+    prefix_start, prefix_length = _column(s.prefix_start for s in stack), _column(s.prefix_length for s in stack)
+    offsets, before = torch.arange(int(length.max())), torch.arange(int(prefix_length.max()))
+    own = start + offsets.clamp(max=length - 1)
+    block = Block(own, own, None)
+    if len(before):
+        prefix = prefix_start + before.clamp(max=prefix_length - 1)
+        block = Block(own, torch.cat([prefix, own], 1), _mask(before, offsets, prefix_length))
+    return block, offsets < length
+
+
+def _column(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values)).unsqueeze(1)
+
+
+def _mask(before: Tensor, offsets: Tensor, prefix_length: Tensor) -> Tensor:
+    count, queries = len(prefix_length), len(offsets)
+    if (prefix_length == len(before)).all():
+        count, prefix_length = 1, prefix_length[:1]
+    prefix = (before < prefix_length).unsqueeze(1).expand(count, queries, len(before))
+    causal = (offsets.unsqueeze(0) <= offsets.unsqueeze(1)).expand(count, queries, queries)
+    return torch.cat([prefix, causal], 2).unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x: [P, H, D] with cos, sin: [P, 1, D/2], halves rotated against each other."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class PlannedAttention(nn.Module):
+    """Megatron's core attention for `PlannedSeqParams`; the arguments that it does not name are Megatron's."""
+
+    def __init__(self, config: Any, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self.scale = softmax_scale if softmax_scale is not None else 1 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        packed_seq_params: PlannedSeqParams | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """query: [P, heads, D]; key, value: [P, KV heads, D]; returns [P, heads * D]."""
+        if packed_seq_params is None or packed_seq_params.plan is None:
+            raise ValueError("this attention takes packed sequences only")
+        params, plan = packed_seq_params, packed_seq_params.plan
+        query, key = rotate(query, params.cos, params.sin), rotate(key, params.cos, params.sin)
+        rows = [self._attend(query, key, value, block) for block in plan.blocks]
+        return torch.cat(rows).index_select(0, plan.order)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, block: Block) -> Tensor:
+        """[B * Lq, heads * D]"""
+        shape = block.queries.shape
+        q = query.index_select(0, block.queries.flatten()).unflatten(0, shape).transpose(1, 2)
+        k = key.index_select(0, block.keys.flatten()).unflatten(0, block.keys.shape).transpose(1, 2)
+        v = value.index_select(0, block.keys.flatten()).unflatten(0, block.keys.shape).transpose(1, 2)
+        out = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=self.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(shape[0] * shape[1], -1)

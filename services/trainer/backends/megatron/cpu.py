@@ -1,0 +1,157 @@
+"""Everything Megatron-Core needs in order to run without CUDA, in this one module.
+
+Inert when CUDA is present. Nothing happens at import: `install()` is called once, by `distributed.initialize`, and
+`device_literals()` is entered around the parts of Megatron that spell the device "cuda" out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_installed = False
+
+
+def active() -> bool:
+    """Whether this process trains on a CPU."""
+    return not torch.cuda.is_available()
+
+
+def install() -> None:
+    """Give Megatron CPU stand-ins for the CUDA runtime. Does nothing with CUDA, or when called again."""
+    global _installed
+    if _installed or not active():
+        return
+    _replace_runtime()
+    _replace_rng()
+    _replace_wgrad_accumulation()
+    _installed = True
+
+
+def device_literals() -> contextlib.AbstractContextManager[Any]:
+    """Inside, device="cuda" means the CPU and CPU tensors report CUDA type names. Does nothing with CUDA."""
+    return _DeviceLiterals() if active() else contextlib.nullcontext()
+
+
+def tune_optimizer(optimizer: Any) -> None:
+    """Switch torch's Adam, the one Megatron falls back to on a CPU, to its fused kernel: many times its speed."""
+    if not active():
+        return
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in part.optimizer.param_groups:
+            group.update(fused=True, foreach=False)
+
+
+class _DeviceLiterals(TorchFunctionMode):
+    def __torch_function__(self, func: Callable, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs["device"] = "cpu"
+        if func is Tensor.cuda:
+            return args[0]
+        result = func(*args, **kwargs)
+        if func is Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+def _is_cuda(device: Any) -> bool:
+    return (isinstance(device, str) and device.startswith("cuda")) or getattr(device, "type", "") == "cuda"
+
+
+class _Nothing:
+    """A stream or an event where work is done by the time the call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def _replace_runtime() -> None:
+    stand_ins: dict[str, Any] = {
+        "current_device": lambda: "cpu",
+        "synchronize": lambda *args: None,
+        "empty_cache": lambda: None,
+        "Stream": _Nothing,
+        "Event": _Nothing,
+        "stream": _Nothing,
+        "current_stream": _Nothing,
+        "default_stream": _Nothing,
+        "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
+        "set_rng_state": lambda state, *args, **kwargs: torch.set_rng_state(state),
+        "manual_seed": torch.manual_seed,
+    }
+    for name, stand_in in stand_ins.items():
+        setattr(torch.cuda, name, stand_in)
+
+
+class CpuRngTracker:
+    """Megatron's tracker of named random states, on the one generator that a CPU has."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.states_: dict[str, Tensor] = {}
+
+    def is_initialized(self) -> bool:
+        return bool(self.states_)
+
+    def get_states(self) -> dict[str, Tensor]:
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, Tensor]) -> None:
+        self.states_ = dict(states)
+
+    def add(self, name: str, seed: int) -> None:
+        if name in self.states_:
+            raise ValueError(f"random state {name!r} exists already")
+        self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+
+def _replace_rng() -> None:
+    from megatron.core.tensor_parallel import random
+
+    random._CUDA_RNG_STATE_TRACKER = CpuRngTracker()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+
+
+def _accumulate_wgrad(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
+    if inputs.dtype == main_grad.dtype:
+        main_grad.addmm_(grad_output.t(), inputs)
+    else:
+        main_grad.add_(grad_output.t() @ inputs)
+
+
+def _replace_wgrad_accumulation() -> None:
+    """Weight gradients go straight into Megatron's buffer, as Apex's CUDA kernel does it: no copy, no extra pass."""
+    from megatron.core.tensor_parallel import layers
+
+    layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
+        wgrad_gemm_accum_fp32=_accumulate_wgrad, wgrad_gemm_accum_fp16=_accumulate_wgrad
+    )
+    layers._grad_accum_fusion_available = True

@@ -1,0 +1,100 @@
+"""The processes of one trainer: torch.distributed and Megatron's parallel groups, under torchrun or alone."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from services.trainer.backends.megatron import cpu
+
+if TYPE_CHECKING:
+    from trireme.config import Config
+
+TIMEOUT = timedelta(minutes=30)
+_LATER = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+
+
+def initialize(config: Config) -> None:
+    """Join (or, without torchrun's environment, be) the trainer's processes and set seeds and threads.
+
+    Raises ValueError naming the key when the layout is one that cannot be used.
+    """
+    _refuse_unsupported(config)
+    cpu.install()
+    _set_threads(config.trainer.threads)
+    if not dist.is_initialized():
+        _join()
+    _make_groups(config.grpo.seed)
+
+
+def shutdown() -> None:
+    """Leave the processes; safe to call when never initialised."""
+    from megatron.core import parallel_state
+
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def data_parallel_rank() -> int:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_rank()
+
+
+def data_parallel_group() -> dist.ProcessGroup:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_group()
+
+
+def data_parallel_size() -> int:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_world_size()
+
+
+def _refuse_unsupported(config: Config) -> None:
+    for key in _LATER:
+        size = getattr(config.policy.megatron_cfg, key)
+        if size != 1:
+            raise ValueError(f"policy.megatron_cfg.{key}={size} is not yet supported; set it to 1")
+
+
+def _set_threads(threads: int | None) -> None:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // local)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _join() -> None:
+    backend = "gloo" if cpu.active() else "nccl"
+    if not cpu.active():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    else:
+        # A store in memory: one process needs no port, so none can be taken.
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+
+
+def _make_groups(seed: int) -> None:
+    from megatron.core import parallel_state, tensor_parallel
+
+    if parallel_state.model_parallel_is_initialized():
+        return
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=not cpu.active())
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

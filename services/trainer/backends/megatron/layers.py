@@ -1,0 +1,105 @@
+"""The transformer layer: Megatron's own modules on a CPU, Transformer Engine's with CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+
+from services.trainer.backends.megatron import cpu
+from services.trainer.backends.megatron.attention import PlannedAttention
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32; under sequence parallelism Megatron sums its gradient over the ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """silu(gate) * up of [..., gate | up], where Megatron would place Transformer Engine's."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return nn.functional.silu(gate) * up
+
+
+class UnbiasedColumn(ColumnParallelLinear):
+    """For a model whose attention has biases and whose MLP has none: Megatron has one switch for both."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "bias": False})
+
+
+class UnbiasedRow(RowParallelLinear):
+    """The same for the MLP's second projection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "bias": False})
+
+
+def block_spec(config: TransformerConfig, mlp_bias: bool) -> Any:
+    """What Megatron's transformer block is built from on this machine."""
+    if not cpu.active():
+        return _transformer_engine_spec(config, mlp_bias)
+    layers = [_local_layer(config, mlp_bias)] * get_num_layers_to_build(config)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+
+
+def _transformer_engine_spec(config: TransformerConfig, mlp_bias: bool) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+
+    if config.add_bias_linear and not mlp_bias:
+        raise ValueError("attention_bias without mlp_bias is not supported with Transformer Engine")
+    return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+
+
+def _local_layer(config: TransformerConfig, mlp_bias: bool) -> ModuleSpec:
+    submodules = TransformerLayerSubmodules(
+        input_layernorm=RMSNorm,
+        self_attention=_self_attention(config),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=RMSNorm,
+        mlp=_mlp(mlp_bias or not config.add_bias_linear),
+        mlp_bda=get_bias_dropout_add,
+    )
+    return ModuleSpec(module=TransformerLayer, submodules=submodules)
+
+
+def _self_attention(config: TransformerConfig) -> ModuleSpec:
+    norm = RMSNorm if config.qk_layernorm else IdentityOp
+    submodules = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=PlannedAttention,
+        linear_proj=RowParallelLinear,
+        q_layernorm=norm,
+        k_layernorm=norm,
+    )
+    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+
+
+def _mlp(as_configured: bool) -> ModuleSpec:
+    column, row = (ColumnParallelLinear, RowParallelLinear) if as_configured else (UnbiasedColumn, UnbiasedRow)
+    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row, activation_func=SwiGLU))

@@ -1,0 +1,79 @@
+"""Which sequences are computed together, and by which data-parallel rank. Pure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.trainer.backends.megatron.layout import needed_lengths
+from services.trainer.backends.megatron.settings import MicroBatching
+from services.trainer.batch import Batch
+from services.trainer.packing import balance, pack
+
+
+def split(batch: Batch, how: MicroBatching, ranks: int, share_prefix: bool, seed: int = 0) -> list[list[Tensor]]:
+    """For every rank its micro-batches, each the int64 indices of its sequences (maybe none); equally many on all.
+
+    Every sequence is in exactly one of them.
+    """
+    units = _units(batch, how, share_prefix)
+    bins = _pack(units, how, ranks, seed)
+    bins += [[] for _ in range(-len(bins) % ranks)]
+    members = [torch.tensor([i for unit in each for i in units[unit][0]], dtype=torch.int64) for each in bins]
+    dealt = balance(bins, [tokens for _, tokens in units], ranks)
+    return [[members[index] for index in own] for own in dealt]
+
+
+def _units(batch: Batch, how: MicroBatching, share_prefix: bool) -> list[tuple[list[int], int]]:
+    """(sequences that stay together, tokens that they take)."""
+    needed = needed_lengths(batch).clamp(min=1).tolist()
+    if not share_prefix:
+        return [([index], length) for index, length in enumerate(needed)]
+    prompts, units = batch.prompt_lengths.tolist(), []
+    for members in _groups(batch):
+        units += _share(members, needed, prompts, how)
+    return units
+
+
+def _groups(batch: Batch) -> list[list[int]]:
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(batch.group.tolist()):
+        members.setdefault(group, []).append(index)
+    return list(members.values())
+
+
+def _share(
+    members: list[int], needed: list[int], prompts: list[int], how: MicroBatching
+) -> list[tuple[list[int], int]]:
+    """A group, in as few pieces as the limit allows; each piece computes the prompt once."""
+    units: list[tuple[list[int], int]] = []
+    for index in members:
+        own = max(0, needed[index] - prompts[index])
+        if units and _room(units[-1], own, how):
+            units[-1] = ([*units[-1][0], index], units[-1][1] + own)
+        else:
+            units.append(([index], needed[index]))
+    return units
+
+
+def _room(unit: tuple[list[int], int], tokens: int, how: MicroBatching) -> bool:
+    return len(unit[0]) < how.sequences if how.tokens is None else unit[1] + tokens <= how.tokens
+
+
+def _pack(units: list[tuple[list[int], int]], how: MicroBatching, ranks: int, seed: int) -> list[list[int]]:
+    if how.tokens is None:
+        return _by_count([len(members) for members, _ in units], how.sequences)
+    return pack([tokens for _, tokens in units], how.tokens, how.algorithm, multiple_of_bins=ranks, seed=seed)
+
+
+def _by_count(sizes: list[int], limit: int) -> list[list[int]]:
+    """Consecutive units until `limit` sequences are together."""
+    bins: list[list[int]] = []
+    room = 0
+    for unit, size in enumerate(sizes):
+        if not bins or size > room:
+            bins.append([])
+            room = limit
+        bins[-1].append(unit)
+        room -= size
+    return bins

@@ -1,0 +1,196 @@
+"""A Hugging Face configuration as a Megatron model: which architectures are supported, and how they are built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from services.trainer.backends.megatron import cpu, layers
+from services.trainer.backends.megatron.attention import PlannedSeqParams, make_plan
+from services.trainer.backends.megatron.layout import Layout
+
+# Scalings that do not depend on the length of the sequence at hand.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Which linear layers of an architecture have a bias."""
+
+    qkv: bool
+    projection: bool
+    mlp: bool
+
+
+def _llama_biases(hf: Any) -> Biases:
+    return Biases(qkv=hf.attention_bias, projection=hf.attention_bias, mlp=hf.mlp_bias)
+
+
+def _qwen2_biases(hf: Any) -> Biases:
+    return Biases(qkv=True, projection=False, mlp=False)
+
+
+def _qwen3_biases(hf: Any) -> Biases:
+    return Biases(qkv=hf.attention_bias, projection=hf.attention_bias, mlp=False)
+
+
+FAMILIES = {"LlamaForCausalLM": _llama_biases, "Qwen2ForCausalLM": _qwen2_biases, "Qwen3ForCausalLM": _qwen3_biases}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A supported Hugging Face model: its configuration object and what Megatron needs beside it."""
+
+    name: str
+    hf: Any
+    biases: Biases
+    qk_norm: bool
+
+    @property
+    def head_dim(self) -> int:
+        return getattr(self.hf, "head_dim", None) or self.hf.hidden_size // self.hf.num_attention_heads
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.hf.tie_word_embeddings)
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Raises ValueError naming the folder and what is missing or unsupported in it."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+    names = json.loads(file.read_text()).get("architectures") or ["none named"]
+    if names[0] not in FAMILIES:
+        raise ValueError(f"{file}: architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    from transformers import AutoConfig
+
+    hf = AutoConfig.from_pretrained(folder)
+    _refuse_unsupported(file, hf)
+    return Architecture(names[0], hf, FAMILIES[names[0]](hf), qk_norm=names[0].startswith("Qwen3"))
+
+
+def _refuse_unsupported(file: Path, hf: Any) -> None:
+    if hf.hidden_act != "silu":
+        raise ValueError(f"{file}: hidden_act={hf.hidden_act!r} is not supported; supported is silu")
+    if hf.rope_parameters["rope_type"] not in ROPE_TYPES:
+        kinds = ", ".join(ROPE_TYPES)
+        raise ValueError(f"{file}: rope_type={hf.rope_parameters['rope_type']!r} is not supported; supported: {kinds}")
+    if getattr(hf, "use_sliding_window", False):
+        raise ValueError(f"{file}: use_sliding_window=true is not supported")
+
+
+def _leave(weight: Tensor) -> None:
+    """Initialise nothing: every weight is read from the model folder, and loading checks that it was."""
+
+
+def transformer_config(
+    architecture: Architecture, dtype: torch.dtype, recompute: bool, rope_fusion: bool
+) -> TransformerConfig:
+    """Megatron's configuration of the model, for this machine."""
+    hf, on_cpu = architecture.hf, cpu.active()
+    return TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=architecture.head_dim,
+        ffn_hidden_size=hf.intermediate_size,
+        layernorm_epsilon=hf.rms_norm_eps,
+        normalization="RMSNorm",
+        qk_layernorm=architecture.qk_norm,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=architecture.biases.projection or architecture.biases.mlp,
+        add_qkv_bias=architecture.biases.qkv,
+        # Policy gradients compare log-probs of two passes: dropout would tell them apart.
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # Losses are divided by the whole batch's tokens beforehand: gradients over ranks are summed, not averaged.
+        calculate_per_token_loss=True,
+        # Left on although nothing is initialised: it marks the weights as split over tensor-parallel ranks.
+        perform_initialization=True,
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        use_cpu_initialization=on_cpu,
+        gradient_accumulation_fusion=on_cpu,
+        use_te_activation_func=on_cpu,
+        apply_rope_fusion=rope_fusion and not on_cpu,
+        bias_dropout_fusion=not on_cpu,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+    )
+
+
+class PolicyModel(GPTModel):
+    """Megatron's GPT whose last stage returns hidden states: the caller applies the output layer where it matters."""
+
+    def __init__(self, architecture: Architecture, config: TransformerConfig) -> None:
+        super().__init__(
+            config,
+            layers.block_spec(config, architecture.biases.mlp),
+            vocab_size=architecture.hf.vocab_size,
+            max_sequence_length=architecture.hf.max_position_embeddings,
+            share_embeddings_and_output_weights=architecture.tied,
+            # Without Transformer Engine the core attention rotates by explicit positions.
+            position_embedding_type="none" if cpu.active() else "rope",
+        )
+        inv_freq, self.rope_scale = _rope(architecture.hf)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        if not cpu.active():
+            self._replace_frequencies(inv_freq)
+
+    def _replace_frequencies(self, inv_freq: Tensor) -> None:
+        if self.rope_scale != 1:
+            raise ValueError("rope_type='yarn' is not supported with Transformer Engine")
+        self.rotary_pos_emb.inv_freq = inv_freq.to(self.rotary_pos_emb.inv_freq.device)
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+    def output_weight(self) -> Tensor:
+        """[vocabulary, hidden], the embedding itself where they are tied."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight
+
+    def packed_parameters(self, layout: Layout) -> PackedSeqParams:
+        """What the attention of every layer needs to know about `layout`."""
+        lengths = torch.tensor([0, *(segment.length for segment in layout.segments)])
+        bounds, longest = lengths.cumsum(0).int().to(self.inv_freq.device), int(lengths.max())
+        common = {
+            "qkv_format": "thd",
+            "cu_seqlens_q": bounds,
+            "cu_seqlens_kv": bounds,
+            "max_seqlen_q": longest,
+            "max_seqlen_kv": longest,
+        }
+        if not cpu.active():
+            return PackedSeqParams(**common)
+        cos, sin = self._angles(layout.positions)
+        return PlannedSeqParams(**common, plan=make_plan(layout.segments), cos=cos, sin=sin)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (positions[:, None].float() * self.inv_freq)[:, None]
+        scale, dtype = self.rope_scale, self.config.params_dtype
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+
+def _rope(hf: Any) -> tuple[Tensor, float]:
+    """Inverse frequencies [D/2] and the factor on cos and sin, from Hugging Face's own code."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(hf)
+    return rotary.inv_freq.float(), float(rotary.attention_scaling)

@@ -1,0 +1,157 @@
+"""Megatron's DDP buffers, optimizer and learning-rate schedule, and one step taken with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from services.trainer.backends.megatron import cpu
+from services.trainer.backends.megatron.model import PolicyModel
+from services.trainer.backends.megatron.settings import Settings
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step did; the rate is the one that it used. applied: False for a gradient that was not finite."""
+
+    grad_norm: float
+    learning_rate: float
+    applied: bool
+
+
+class Trainable:
+    """A model under training: gradient buffers, float32 masters and moments, schedule.
+
+    Build it from a model whose weights are already loaded: the masters are copied from them here.
+    """
+
+    def __init__(self, model: PolicyModel, settings: Settings) -> None:
+        with cpu.device_literals():
+            self.ddp = DistributedDataParallel(model.config, ddp_config(settings), model)
+            self.optimizer: MegatronOptimizer = get_megatron_optimizer(
+                optimizer_config(settings), [self.ddp], use_gloo_process_groups=not cpu.active()
+            )
+        cpu.tune_optimizer(self.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, settings)
+
+    def zero_grad(self) -> None:
+        """Start a step's accumulation."""
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def finish_gradients(self) -> None:
+        """Sum the gradient over data-parallel ranks."""
+        with cpu.device_literals():
+            finalize_model_grads([self.ddp])
+
+    def step(self) -> Update:
+        """Clip by the global norm and update, unless that norm is not finite: then nothing changes."""
+        rate = learning_rate(self.optimizer)
+        with cpu.device_literals():
+            overflow = self.optimizer.prepare_grads()
+            norm = float(self.optimizer.get_grad_norm())
+            applied = not overflow and math.isfinite(norm)
+            if applied:
+                self._clip(norm)
+                self.optimizer.step_with_ready_grads()
+        if applied:
+            self.scheduler.step(1)
+        return Update(norm, rate, applied)
+
+    def _clip(self, norm: float) -> None:
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            parameters = part.get_parameters()
+            if parameters and part.config.clip_grad > 0:
+                clip_grad_by_total_norm_fp32(parameters, max_norm=part.config.clip_grad, total_norm=norm)
+
+
+def learning_rate(optimizer: MegatronOptimizer) -> float:
+    """The rate that the next step uses."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def ddp_config(settings: Settings) -> DistributedDataParallelConfig:
+    """overlap_param_gather is not offered: Megatron waits for gathers in a module's forward, and the output layer's
+    weight is used outside of one."""
+    overlap = settings.ddp.overlap_grad_reduce and not cpu.active()
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=settings.ddp.grad_reduce_in_fp32,
+        overlap_grad_reduce=overlap,
+        use_distributed_optimizer=settings.optimizer.use_distributed_optimizer,
+        # Gradients over ranks are summed: each loss is divided by the whole batch's tokens already.
+        average_in_collective=False,
+        check_for_nan_in_grad=False,
+    )
+
+
+def optimizer_config(settings: Settings) -> OptimizerConfig:
+    """Megatron's, from policy.megatron_cfg.optimizer."""
+    wanted = settings.optimizer
+    return OptimizerConfig(
+        optimizer=wanted.optimizer,
+        lr=wanted.lr,
+        min_lr=wanted.min_lr,
+        weight_decay=wanted.weight_decay,
+        adam_beta1=wanted.adam_beta1,
+        adam_beta2=wanted.adam_beta2,
+        adam_eps=wanted.adam_eps,
+        sgd_momentum=wanted.sgd_momentum,
+        clip_grad=wanted.clip_grad,
+        bf16=settings.dtype is torch.bfloat16,
+        params_dtype=settings.dtype,
+        use_distributed_optimizer=wanted.use_distributed_optimizer,
+        # Lives in Transformer Engine's Adam.
+        use_precision_aware_optimizer=wanted.use_precision_aware_optimizer and not cpu.active(),
+    )
+
+
+def make_scheduler(optimizer: Any, settings: Settings) -> OptimizerParamScheduler:
+    """Megatron's, from policy.megatron_cfg.scheduler; its unit is one optimizer step.
+
+    Raises ValueError naming the keys of a schedule that Megatron would refuse with a bare assertion.
+    """
+    wanted, rate = settings.scheduler, settings.optimizer
+    decay = wanted.lr_decay_iters or max(settings.horizon, wanted.lr_warmup_iters + 1)
+    _check_schedule(rate, wanted, decay)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=wanted.lr_warmup_init,
+        max_lr=rate.lr,
+        min_lr=rate.min_lr,
+        lr_warmup_steps=wanted.lr_warmup_iters,
+        lr_decay_steps=decay,
+        lr_decay_style=wanted.lr_decay_style,
+        start_wd=_or(wanted.start_weight_decay, rate.weight_decay),
+        end_wd=_or(wanted.end_weight_decay, rate.weight_decay),
+        wd_incr_steps=decay,
+        wd_incr_style=wanted.weight_decay_incr_style,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _check_schedule(rate: Any, wanted: Any, decay: int) -> None:
+    prefix = "policy.megatron_cfg"
+    if rate.min_lr > rate.lr:
+        raise ValueError(f"{prefix}.optimizer.min_lr={rate.min_lr:g} is above {prefix}.optimizer.lr={rate.lr:g}")
+    if wanted.lr_warmup_init > rate.lr:
+        raise ValueError(
+            f"{prefix}.scheduler.lr_warmup_init={wanted.lr_warmup_init:g} is above {prefix}.optimizer.lr={rate.lr:g}"
+        )
+    if wanted.lr_warmup_iters >= decay:
+        raise ValueError(
+            f"{prefix}.scheduler.lr_warmup_iters={wanted.lr_warmup_iters} must be below lr_decay_iters={decay}"
+        )

@@ -1,0 +1,103 @@
+"""What the backend takes from a run's configuration, in the types that it works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from services.trainer.backends.megatron import cpu
+
+if TYPE_CHECKING:
+    from trireme.config import Config
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """dtype: of the model's weights and compute; masters, moments and gradients are float32 in any case.
+
+    train, logprob: how micro-batches are formed. horizon: optimizer steps after which a decay is over.
+    """
+
+    dtype: torch.dtype
+    publish_dtype: torch.dtype
+    temperature: float
+    recompute: bool
+    shared_prefix: bool
+    train: MicroBatching
+    logprob: MicroBatching
+    seed: int
+    horizon: int
+    optimizer: Any
+    scheduler: Any
+    ddp: Any
+    rope_fusion: bool
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """Up to `tokens` tokens in a micro-batch, packed by `algorithm`; or, when that is None, `sequences` sequences."""
+
+    sequences: int
+    tokens: int | None = None
+    algorithm: str = "modified_first_fit_decreasing"
+
+
+def from_config(config: Config) -> Settings:
+    """Raises ValueError naming the key of a value that this backend cannot take."""
+    policy = config.policy
+    megatron = policy.megatron_cfg
+    return Settings(
+        dtype=_dtype("policy.precision", policy.precision),
+        publish_dtype=_dtype("policy.generation.vllm_cfg.precision", _publish_precision(policy)),
+        temperature=_temperature(policy),
+        recompute=megatron.activation_checkpointing,
+        shared_prefix=_shared_prefix(config.trainer.shared_prefix),
+        train=_micro_batching(policy, policy.train_micro_batch_size, "train_mb_tokens"),
+        logprob=_micro_batching(policy, policy.logprob_batch_size, "logprob_mb_tokens"),
+        seed=config.grpo.seed,
+        horizon=config.grpo.max_num_steps,
+        optimizer=megatron.optimizer,
+        scheduler=megatron.scheduler,
+        ddp=megatron.distributed_data_parallel_config,
+        rope_fusion=megatron.apply_rope_fusion,
+    )
+
+
+def _dtype(key: str, name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"{key}={name!r} is not supported by the Megatron backend; use one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _publish_precision(policy: Any) -> str:
+    precision = policy.generation.vllm_cfg.precision if policy.generation else None
+    return precision if precision in DTYPES else policy.precision
+
+
+def _temperature(policy: Any) -> float:
+    temperature = float(policy.generation.temperature) if policy.generation else 1.0
+    if temperature <= 0:
+        raise ValueError(
+            f"policy.generation.temperature={temperature:g}: training needs a positive temperature, "
+            "because log-probabilities of greedy sampling carry no gradient"
+        )
+    return temperature
+
+
+def _shared_prefix(wanted: bool) -> bool:
+    if wanted and not cpu.active():
+        raise ValueError("trainer.shared_prefix=true needs the CPU's attention; set it to false with CUDA")
+    return wanted
+
+
+def _micro_batching(policy: Any, sequences: int, key: str) -> MicroBatching:
+    packing = policy.sequence_packing
+    if packing.enabled:
+        return MicroBatching(sequences, tokens=getattr(packing, key), algorithm=packing.algorithm)
+    if policy.dynamic_batching.enabled:
+        return MicroBatching(sequences, tokens=getattr(policy.dynamic_batching, key))
+    return MicroBatching(sequences)
