@@ -10,7 +10,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from trireme.streams.errors import AccessDenied, StreamsError, Unreachable, WritesRefused, WrongServer
 
@@ -63,7 +63,7 @@ class Link:
         attempts = AsyncRetrying(
             retry=retry_if_exception(_may_pass),
             stop=stop_after_delay(patience),
-            wait=wait_exponential_jitter(initial=0.05, max=1.0),
+            wait=wait_random_exponential(multiplier=0.1, max=1.0),
             reraise=True,
         )
 
@@ -77,7 +77,11 @@ class Link:
 
     async def check(self, timeout_s: float) -> None:
         """Raises StreamsError, within about `timeout_s`, unless a Redis of a version that serves answers."""
-        info = await self.call(lambda: self.client.info("server"), patience_s=timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s + 1):  # past the patience below, whose error says more
+                info = await self.call(lambda: self.client.info("server"), patience_s=timeout_s)
+        except TimeoutError as error:
+            raise Unreachable(f"what is at {self.address} said nothing for {timeout_s:g} s; is it Redis?") from error
         version = str(info.get("redis_version", ""))
         if _version(version) < OLDEST_VERSION:
             oldest = ".".join(map(str, OLDEST_VERSION))

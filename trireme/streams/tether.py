@@ -1,7 +1,7 @@
 """Runs a command that ends when the process that asked for it does, however that dies.
 
-`python -m trireme.streams.tether PARENT_PID COMMAND …` becomes COMMAND. Linux tells it of the death (SIGTERM);
-elsewhere this process stays, and watches.
+`python -I -S tether.py PARENT_PID COMMAND …` (by path, so that it imports nothing of ours) becomes COMMAND. Linux
+tells it of the death (SIGTERM); elsewhere this process stays, and watches.
 """
 
 from __future__ import annotations

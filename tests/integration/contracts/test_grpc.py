@@ -68,32 +68,30 @@ async def test_blocking_channel_has_the_same_limits(address: str) -> None:
 
 
 async def _idle_call(server_options: Any, client_options: Any) -> str:
-    """One call of 2.5 s without data, during which the client pings every 100 ms."""
+    """One call of 6 s without data, through five pings: gRPC sends at most one a second."""
     server = grpc.aio.server(options=server_options)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options) as channel:
-            request = reward_pb2.ScoreRequest(id="2.5", response_text="fine")
-            return (await reward_pb2_grpc.RewardServiceStub(channel).Score(request, timeout=10.0)).id
+            request = reward_pb2.ScoreRequest(id="6", response_text="fine")
+            answer = await reward_pb2_grpc.RewardServiceStub(channel).Score(request, timeout=10.0)
+            return str(answer.id)
+    except grpc.aio.AioRpcError as error:
+        return error.details() or ""
     finally:
         await server.stop(None)
 
 
 async def test_keepalive_is_agreed() -> None:
-    """The same options at a three-hundredth of their times: the server bears the client's pings."""
+    """Our options at a thirtieth of their times bear the client's pings; gRPC's own server calls the client off."""
     scaled = ours.options(
-        keepalive_time_ms=ours.KEEPALIVE_TIME_MS // 300, min_ping_interval_ms=ours.MIN_PING_INTERVAL_MS // 300
+        keepalive_time_ms=ours.KEEPALIVE_TIME_MS // 30, min_ping_interval_ms=ours.MIN_PING_INTERVAL_MS // 30
     )
-    assert await _idle_call(scaled, scaled) == "fine"
-
-
-async def test_keepalive_that_is_not_agreed_ends_calls() -> None:
-    """What the test above would show if the server did not agree: gRPC's own server bears one ping in five minutes."""
-    client = ours.options(keepalive_time_ms=100)
-    with pytest.raises(grpc.aio.AioRpcError, match=r"(?i)too_many_pings|too many pings"):
-        await _idle_call((), client)
+    agreed, not_agreed = await asyncio.gather(_idle_call(scaled, scaled), _idle_call((), scaled))
+    assert agreed == "fine"
+    assert "too_many_pings" in not_agreed.lower().replace(" ", "_")
 
 
 async def test_health_names_every_service(address: str) -> None:
