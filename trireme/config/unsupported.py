@@ -50,7 +50,6 @@ TABLE: tuple[Unsupported, ...] = (
     Unsupported(f"{VLLM}.tensor_parallel_size", _above_one, "1, with more rollout.replicas"),
     Unsupported(f"{VLLM}.pipeline_parallel_size", _above_one, "1, with more rollout.replicas"),
     Unsupported("cluster.num_nodes", _above_one, "1"),
-    Unsupported("reward.verifiers", _given, "null"),
     Unsupported("weights.delta", _on, "false"),
     Unsupported("security.tls", _on, "false"),
     Unsupported("security.tokens", _on, "[]"),

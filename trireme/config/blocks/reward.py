@@ -17,4 +17,7 @@ class RewardConfig(Listening):
     policy_failure_score: float = Field(
         0.0, description="Reward of an answer that cannot be scored for a fault of the model's."
     )
-    verifiers: list[str] | None = Field(None, description="Verifiers that a server offers; null offers all it has.")
+    verifiers: list[str] | None = Field(
+        None, description='Verifiers of your own beside the built-in ones, each as "package.module:Class".'
+    )
+    memory_mib: int = Field(4096, ge=0, description="Address space of one scoring process in MiB; 0 sets no limit.")

@@ -1,0 +1,1 @@
+"""What judges responses: the port, the built-in verifiers, and how others are found."""
