@@ -1,0 +1,97 @@
+"""The gRPC face of the rollout service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+
+from services.rollout import groups
+from services.rollout.engine import Engine, EngineDeadError, EngineError
+from services.rollout.metrics import UPDATE_SECONDS, UPDATES, count_sample
+from services.rollout.updates import NotCaughtUp, StaleVersion, UpdateFailed, WeightKeeper
+from trireme.contracts.v1 import rollout_pb2, rollout_pb2_grpc, sample_pb2
+
+SERVICE_NAME = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
+# Left of a call's deadline when waiting for weights is given up, so that the caller learns why.
+ANSWER_MARGIN_S = 0.25
+
+Context = grpc.aio.ServicerContext[Any, Any]
+CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
+    (groups.InvalidPrompt, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotCaughtUp, grpc.StatusCode.FAILED_PRECONDITION),
+    (StaleVersion, grpc.StatusCode.FAILED_PRECONDITION),
+    (UpdateFailed, grpc.StatusCode.INTERNAL),
+    (EngineDeadError, grpc.StatusCode.UNAVAILABLE),
+    (EngineError, grpc.StatusCode.INTERNAL),
+    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+]
+
+
+class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
+    """Generates groups, takes weights, tells its state. `timeout_s` bounds calls whose caller set no deadline."""
+
+    def __init__(self, engine: Engine, keeper: WeightKeeper, name: str, *, timeout_s: float) -> None:
+        self._engine, self._keeper, self._name, self._timeout_s = engine, keeper, name, timeout_s
+        self._generated = 0
+
+    async def Generate(
+        self, request: rollout_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[rollout_pb2.GenerateResponse]:
+        prompt = request.prompt
+        try:
+            groups.check(prompt, self._engine)
+            await self._ready(prompt, context)
+            async for event in groups.generate(self._engine, prompt, self._name, stream=request.stream_tokens):
+                if isinstance(event, sample_pb2.Sample):
+                    self._count(event)
+                    yield rollout_pb2.GenerateResponse(sample=event)
+                else:
+                    yield rollout_pb2.GenerateResponse(delta=event)
+        except tuple(kind for kind, _ in CODES) as error:
+            await _abort(context, error)
+
+    async def UpdateWeights(
+        self, request: rollout_pb2.UpdateWeightsRequest, context: Context
+    ) -> rollout_pb2.UpdateWeightsResponse:
+        try:
+            done = await self._keeper.update(request.manifest, in_flight=request.in_flight)
+        except tuple(kind for kind, _ in CODES) as error:
+            UPDATES.labels("failed").inc()
+            await _abort(context, error)
+        UPDATES.labels("done").inc()
+        UPDATE_SECONDS.observe(done.fetch_s + done.load_s)
+        return rollout_pb2.UpdateWeightsResponse(version=done.version, fetch_s=done.fetch_s, load_s=done.load_s)
+
+    async def GetStatus(
+        self, request: rollout_pb2.RolloutStatusRequest, context: Context
+    ) -> rollout_pb2.RolloutStatus:
+        pressure = self._engine.pressure()
+        return rollout_pb2.RolloutStatus(
+            name=self._name,
+            model=self._engine.model,
+            weight_version=self._keeper.version,
+            running=pressure.running,
+            waiting=pressure.waiting,
+            generated_tokens=self._generated,
+        )
+
+    def count_tokens(self, tokens: int) -> None:
+        """Tokens that the stream worker generated, for GetStatus."""
+        self._generated += tokens
+
+    async def _ready(self, prompt: sample_pb2.Prompt, context: Context) -> None:
+        """Wait for the weights that the prompt demands. Raises NotCaughtUp shortly before the call's deadline."""
+        remaining = context.time_remaining()
+        limit = self._timeout_s if remaining is None else min(self._timeout_s, remaining - ANSWER_MARGIN_S)
+        await self._keeper.wait_for(prompt.min_weight_version, max(0.0, limit))
+
+    def _count(self, sample: sample_pb2.Sample) -> None:
+        count_sample(sample)
+        self.count_tokens(len(sample.response_token_ids))
+
+
+async def _abort(context: Context, error: Exception) -> NoReturn:
+    code = next(code for kind, code in CODES if isinstance(error, kind))
+    await context.abort(code, str(error))

@@ -1,0 +1,81 @@
+"""What the rollout service takes from a run's configuration, and what vLLM needs in the environment on a CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trireme.config import Config, ConfigError
+
+# What makes sampled log-probs those of the policy, and updates possible: not to be overridden by vllm_kwargs.
+FIXED = {
+    "logprobs_mode": "processed_logprobs",
+    "generation_config": "vllm",
+    "worker_extension_cls": "services.rollout.worker_extension.WeightReceiver",
+}
+OWN_KEYS = {
+    "model": "policy.model_name",
+    "tokenizer": "policy.tokenizer.name",
+    "dtype": "policy.generation.vllm_cfg.precision",
+    "max_model_len": "policy.generation.vllm_cfg.max_model_len",
+    "seed": "grpo.seed",
+}
+# GiB of KV cache on a CPU when neither the environment nor vllm_kwargs say: the machine's memory is shared with
+# the trainer there, so a share of it (vLLM's default) would be too much.
+DEFAULT_CPU_CACHE_GIB = 2
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Arguments of one vLLM engine; `extra` is handed to vLLM as it is."""
+
+    model: str
+    tokenizer: str
+    dtype: str
+    max_model_len: int
+    enforce_eager: bool = False
+    seed: int = 0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.6
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def engine_args(self) -> dict[str, Any]:
+        """Keyword arguments of vllm.AsyncEngineArgs."""
+        own = {k: v for k, v in self.__dict__.items() if k != "extra"}
+        return {"enable_prefix_caching": True, **own, **self.extra, **FIXED}
+
+
+def engine_settings(config: Config) -> EngineSettings:
+    """Raises ConfigError when policy.generation.vllm_kwargs sets what has a key of its own or must not change."""
+    generation, vllm = config.policy.generation, config.policy.generation.vllm_cfg
+    for key in generation.vllm_kwargs:
+        if key in FIXED:
+            raise ConfigError(f"policy.generation.vllm_kwargs.{key}: must stay {FIXED[key]!r} for training")
+        if key in OWN_KEYS:
+            raise ConfigError(f"policy.generation.vllm_kwargs.{key}: set {OWN_KEYS[key]} instead")
+    return EngineSettings(
+        model=config.policy.model_name,
+        tokenizer=config.policy.tokenizer.name,
+        dtype=vllm.precision,
+        max_model_len=vllm.max_model_len,
+        enforce_eager=vllm.enforce_eager,
+        seed=config.grpo.seed,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        pipeline_parallel_size=vllm.pipeline_parallel_size,
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        extra=dict(generation.vllm_kwargs),
+    )
+
+
+def set_cpu_environment(extra: dict[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
+    """Fill in what vLLM's CPU backend reads from the environment, where it is not set. Before vLLM is imported.
+
+    Threads are not bound: vLLM's own choice takes one thread per physical core, minus one.
+    """
+    environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if "kv_cache_memory_bytes" not in extra:
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(DEFAULT_CPU_CACHE_GIB))
