@@ -40,13 +40,20 @@ class Plan:
     order: Tensor
 
 
+@dataclass(frozen=True)
+class Angles:
+    """Of rotary embedding: cos, sin: [P, 1, D/2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
 @dataclass
 class PlannedSeqParams(PackedSeqParams):
-    """Megatron's packed-sequence parameters with what this attention needs: the plan, and cos, sin: [P, 1, D/2]."""
+    """Megatron's packed-sequence parameters with what this attention needs beside them."""
 
     plan: Plan | None = None
-    cos: Tensor | None = None
-    sin: Tensor | None = None
+    angles: Angles | None = None
 
 
 def make_plan(segments: Sequence[Segment]) -> Plan:
@@ -106,9 +113,10 @@ def _mask(before: Tensor, offsets: Tensor, prefix_length: Tensor) -> Tensor:
     return torch.cat([prefix, causal], 2).unsqueeze(1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x: [P, H, D] with cos, sin: [P, 1, D/2], halves rotated against each other."""
+def rotate(x: Tensor, angles: Angles) -> Tensor:
+    """Rotary embedding of x: [P, H, D], halves rotated against each other."""
     first, second = x.chunk(2, -1)
+    cos, sin = angles.cos, angles.sin
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -129,10 +137,10 @@ class PlannedAttention(nn.Module):
         **_: Any,
     ) -> Tensor:
         """query: [P, heads, D]; key, value: [P, KV heads, D]; returns [P, heads * D]."""
-        if packed_seq_params is None or packed_seq_params.plan is None:
+        if packed_seq_params is None or packed_seq_params.plan is None or packed_seq_params.angles is None:
             raise ValueError("this attention takes packed sequences only")
-        params, plan = packed_seq_params, packed_seq_params.plan
-        query, key = rotate(query, params.cos, params.sin), rotate(key, params.cos, params.sin)
+        plan, angles = packed_seq_params.plan, packed_seq_params.angles
+        query, key = rotate(query, angles), rotate(key, angles)
         rows = [self._attend(query, key, value, block) for block in plan.blocks]
         return torch.cat(rows).index_select(0, plan.order)
 

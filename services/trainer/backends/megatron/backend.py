@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.trainer.backends.base import Objective, StepResult
-from services.trainer.backends.megatron import convert, distributed, forward, micro_batches, reference
+from services.trainer.backends.megatron import checkpoint, convert, distributed, forward, micro_batches, reference
 from services.trainer.backends.megatron.model import PolicyModel, read_architecture
 from services.trainer.backends.megatron.optimizer import Trainable, Update
 from services.trainer.backends.megatron.settings import MicroBatching, from_config
@@ -60,10 +60,10 @@ class MegatronBackend:
         yield from convert.export(self.model, self.architecture, self.settings.publish_dtype)
 
     def save(self, directory: Path) -> None:
-        raise NotImplementedError
+        checkpoint.save(directory, self.model, self.trainable, self.architecture)
 
     def restore(self, directory: Path) -> None:
-        raise NotImplementedError
+        checkpoint.restore(directory, self.model, self.trainable, self.architecture)
 
     def _choose(self, which: str) -> PolicyModel:
         if which == "policy":

@@ -143,7 +143,7 @@ class Folder:
         files = sorted(path.name for path in self.folder.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{self.folder} holds no .safetensors file")
-        return {name: file for file in files for name in self._open(file).keys()}
+        return {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118 (no mapping)
 
     def _open(self, file: str) -> Any:
         from safetensors import SafetensorError, safe_open
@@ -162,7 +162,7 @@ def load(model: torch.nn.Module, architecture: Architecture, folder: Path) -> No
 
     Raises ValueError naming a tensor that is missing, of the wrong shape, written twice or not used.
     """
-    shapes, used = shapes_of(architecture), set()
+    shapes, used = shapes_of(architecture), set[str]()
     with Folder(folder) as source:
         for name, parameter in model.named_parameters():
             rule, names = find_rule(name)

@@ -39,13 +39,36 @@ def device_literals() -> contextlib.AbstractContextManager[Any]:
     return _DeviceLiterals() if active() else contextlib.nullcontext()
 
 
-def tune_optimizer(optimizer: Any) -> None:
+def tune_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Switch torch's Adam, the one Megatron falls back to on a CPU, to its fused kernel: many times its speed."""
-    if not active():
-        return
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in part.optimizer.param_groups:
+    if active() and isinstance(optimizer, torch.optim.Adam):
+        for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
+
+
+def steps_taken(optimizer: torch.optim.Optimizer) -> int:
+    """Torch's Adam counts steps per parameter, the fused Adams that Megatron knows in their parameter groups."""
+    counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}
+    counts |= {int(group["step"]) for group in optimizer.param_groups if "step" in group and not active()}
+    return max(counts, default=0)
+
+
+def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Give every parameter a count of its own: a shared one would grow once per parameter."""
+    for group in optimizer.param_groups:
+        if not active():
+            group["step"] = steps
+            continue
+        group.pop("step", None)
+        for parameter in group["params"]:
+            optimizer.state[parameter]["step"] = torch.tensor(float(steps))
+
+
+def hide_steps_taken(optimizer: torch.optim.Optimizer) -> None:
+    """Take torch's counts away where Megatron would look for them in a checkpoint; `set_steps_taken` follows."""
+    if active():
+        for state in optimizer.state.values():
+            state.pop("step", None)
 
 
 class _DeviceLiterals(TorchFunctionMode):

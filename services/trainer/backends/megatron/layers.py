@@ -11,6 +11,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -35,11 +36,8 @@ class RMSNorm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(MegatronModule):
     """silu(gate) * up of [..., gate | up], where Megatron would place Transformer Engine's."""
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)

@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from services.trainer.backends.megatron import cpu, layers
-from services.trainer.backends.megatron.attention import PlannedSeqParams, make_plan
+from services.trainer.backends.megatron.attention import Angles, PlannedSeqParams, make_plan
 from services.trainer.backends.megatron.layout import Layout
 
 # Scalings that do not depend on the length of the sequence at hand.
@@ -179,13 +179,12 @@ class PolicyModel(GPTModel):
         }
         if not cpu.active():
             return PackedSeqParams(**common)
-        cos, sin = self._angles(layout.positions)
-        return PlannedSeqParams(**common, plan=make_plan(layout.segments), cos=cos, sin=sin)
+        return PlannedSeqParams(**common, plan=make_plan(layout.segments), angles=self._angles(layout.positions))
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(self, positions: Tensor) -> Angles:
         angles = (positions[:, None].float() * self.inv_freq)[:, None]
         scale, dtype = self.rope_scale, self.config.params_dtype
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return Angles((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
 
 
 def _rope(hf: Any) -> tuple[Tensor, float]:

@@ -42,8 +42,13 @@ class Trainable:
             self.optimizer: MegatronOptimizer = get_megatron_optimizer(
                 optimizer_config(settings), [self.ddp], use_gloo_process_groups=not cpu.active()
             )
-        cpu.tune_optimizer(self.optimizer)
+        for part in self.parts():
+            cpu.tune_optimizer(part.optimizer)
         self.scheduler = make_scheduler(self.optimizer, settings)
+
+    def parts(self) -> list[Any]:
+        """Megatron's optimizers, one for dense and one for expert weights."""
+        return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
 
     def zero_grad(self) -> None:
         """Start a step's accumulation."""
@@ -70,7 +75,7 @@ class Trainable:
         return Update(norm, rate, applied)
 
     def _clip(self, norm: float) -> None:
-        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+        for part in self.parts():
             parameters = part.get_parameters()
             if parameters and part.config.clip_grad > 0:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=part.config.clip_grad, total_norm=norm)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from services.trainer.backends.megatron import cpu
+from services.trainer.packing import Algorithm
 
 if TYPE_CHECKING:
     from trireme.config import Config
@@ -43,7 +44,7 @@ class MicroBatching:
 
     sequences: int
     tokens: int | None = None
-    algorithm: str = "modified_first_fit_decreasing"
+    algorithm: Algorithm = "modified_first_fit_decreasing"
 
 
 def from_config(config: Config) -> Settings:

@@ -1,0 +1,104 @@
+"""A Hugging Face folder from a model in training: weights, configuration, tokenizer, complete or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+SHARD_BYTES = 4 << 30
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+
+
+def export(tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Write `tensors`, cast to `dtype`, as folder `target`, with everything but the weights copied from `source`.
+
+    Written beside and renamed: `target` is the old folder or the whole new one. Raises ValueError when its parent
+    does not exist or `target` is `source`.
+    """
+    if target.resolve() == source.resolve():
+        raise ValueError(f"cannot export to {target}: it is the folder that the model came from")
+    if not target.parent.is_dir():
+        raise ValueError(f"cannot export to {target}: {target.parent} is not a folder")
+    beside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        _copy_companions(source, beside)
+        _write_config(source, beside, dtype)
+        _write_weights(tensors, beside, dtype)
+        _swap(beside, target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _copy_companions(source: Path, folder: Path) -> None:
+    for path in source.iterdir():
+        if path.is_file() and path.name != "config.json" and not path.name.endswith(WEIGHT_SUFFIXES):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _write_config(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    config = json.loads((source / "config.json").read_text())
+    name = str(dtype).removeprefix("torch.")
+    config.update({key: name for key in ("dtype", "torch_dtype") if key in config} or {"dtype": name})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
+    """One file, or numbered shards with an index when the weights are large; memory holds one shard."""
+    where: dict[str, int] = {}
+    shard: dict[str, Tensor] = {}
+    count, total, size = 0, 0, 0
+    for name, tensor in tensors:
+        # A copy, because a view of the live weights would carry its whole buffer into the file.
+        part = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        if shard and size + part.nbytes > SHARD_BYTES:
+            save_file(shard, folder / _shard_name(count), metadata={"format": "pt"})
+            shard, size, count = {}, 0, count + 1
+        shard[name], where[name] = part, count
+        size, total = size + part.nbytes, total + part.nbytes
+    save_file(shard, folder / _shard_name(count), metadata={"format": "pt"})
+    _name_shards(folder, where, count + 1, total)
+
+
+def _shard_name(index: int) -> str:
+    return f"shard-{index}.safetensors"
+
+
+def _name_shards(folder: Path, where: dict[str, int], count: int, total: int) -> None:
+    if count == 1:
+        (folder / _shard_name(0)).rename(folder / "model.safetensors")
+        return
+    names = [f"model-{index + 1:05d}-of-{count:05d}.safetensors" for index in range(count)]
+    for index, name in enumerate(names):
+        (folder / _shard_name(index)).rename(folder / name)
+    index_file = {"metadata": {"total_size": total}, "weight_map": {name: names[i] for name, i in where.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index_file, indent=2) + "\n")
+
+
+def _swap(beside: Path, target: Path) -> None:
+    """Put the finished folder in place. A folder cannot be renamed over a full one, so the old one steps aside."""
+    for path in beside.iterdir():
+        _sync(path)
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    beside.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
