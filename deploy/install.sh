@@ -1,13 +1,23 @@
 #!/bin/sh
-# install.sh VARIANT LOCK EXTRA: what one image needs, and the user that it runs as.
+# install.sh VARIANT LOCK EXTRA: makes /opt/venv with what one service needs, in a build stage that is thrown away.
 # cpu: the lock, as `make setup` does. gpu: the extra, resolved anew, on top of what the base image brings.
 set -eu
 variant=$1 lock=$2 extra=$3
+
+compiler() {  # some requirements have no wheels
+  apt-get update -q
+  apt-get install -qy --no-install-recommends gcc g++ libc6-dev
+  header=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
+  [ -f "$header" ] || apt-get install -qy --no-install-recommends python3-dev
+}
+
+compiler >/dev/null
 case $variant in
-  cpu) bash scripts/install.sh python3 "requirements/$lock.lock" ;;
-  gpu) python3 -m pip install -q --no-cache-dir --root-user-action=ignore ".[$extra]" && rm -rf build ;;
+  cpu)
+    python3 -m venv /opt/venv
+    bash scripts/install.sh /opt/venv/bin/python "requirements/$lock.lock" ;;
+  gpu)
+    python3 -m venv --system-site-packages --without-pip /opt/venv
+    /opt/venv/bin/python -m pip install -q --no-cache-dir ".[$extra]" ;;
   *) echo "VARIANT is cpu or gpu, not '$variant'" >&2; exit 1 ;;
 esac
-useradd --uid 10001 --create-home trireme
-# New volumes take their owner from these folders.
-install -d -o trireme -g trireme /models /runs
