@@ -38,7 +38,7 @@ proto: setup ## Regenerate trireme/contracts/v1 from proto/
 	@$(BIN)/python -m trireme.contracts.generate
 
 docs: setup ## Regenerate docs/configuration.md from the configuration models
-	@$(BIN)/trireme config docs > docs/configuration.md.new
+	@$(BIN)/trireme config reference > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 
 peers: setup ## Make .venv-peers: TRL, to be measured beside

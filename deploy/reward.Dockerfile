@@ -21,4 +21,5 @@ USER trireme
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1
 EXPOSE 50051 9090
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "deploy/healthcheck.py", "50051"]
-ENTRYPOINT ["python", "-m", "services.reward"]
+# Replicas need names of their own in a run: the container's.
+ENTRYPOINT ["sh", "-c", "exec python -m services.reward --name \"reward-$HOSTNAME\" \"$@\"", "reward"]

@@ -27,4 +27,5 @@ USER trireme
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 EXPOSE 50051 9090
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s CMD ["python", "deploy/healthcheck.py", "50051"]
-ENTRYPOINT ["python", "-m", "services.rollout"]
+# Replicas need names of their own in a run: the container's.
+ENTRYPOINT ["sh", "-c", "exec python -m services.rollout --name \"rollout-$HOSTNAME\" \"$@\"", "rollout"]

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -109,11 +108,6 @@ def stop_on_signals() -> asyncio.Event:
     return stopping
 
 
-def reachable(host: str, port: int) -> str:
-    """host:port as others may use it: a service bound to every interface is found under its host's name."""
-    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
-
-
 def _streams(config: Config) -> RedisStreams:
     assert config.redis.url is not None
     return RedisStreams(
@@ -188,8 +182,8 @@ async def _serving(service: Service) -> AsyncIterator[ServiceRecord]:
         yield ServiceRecord(
             kind="rollout",
             name=service.name,
-            address=reachable(block.host, port),
-            metrics_address=reachable(block.host, metrics_port),
+            address=f"{block.reachable_host}:{port}",
+            metrics_address=f"{block.reachable_host}:{metrics_port}",
             pid=os.getpid(),
             weight_version=service.engine.version,
             state=_state(service),
