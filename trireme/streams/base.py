@@ -82,6 +82,10 @@ class Stream(Protocol):
         """At once: record entry and reason among the dead letters and make it gone. Harmless when it is gone."""
         ...
 
+    async def clear(self) -> int:
+        """Make every entry gone, leased ones too, as when a run starts over; how many. Forwarding one is then False."""
+        ...
+
     async def depth(self) -> int:
         """Entries waiting or leased."""
         ...

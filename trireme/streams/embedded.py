@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -52,6 +53,7 @@ class EmbeddedRedis:
         executable = binary or find_binary()
         directory = directory.resolve()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_format(executable, directory)
         with _locked(directory) as lock:
             for attempt in range(1, PORT_ATTEMPTS + 1):
                 server = cls._launch(executable, directory, lock)
@@ -134,6 +136,17 @@ def find_binary() -> Path:
             "or set redis.url to a server that runs"
         )
     return Path(found)
+
+
+def _check_format(executable: Path, directory: Path) -> None:
+    """Redis 6 does not see what Redis 7 has written: it would start empty, without a word."""
+    if not (directory / "appendonlydir").exists():
+        return
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=STOP_TIMEOUT_S).stdout
+    if (found := re.search(r"v=(\d+)\.", said)) and int(found[1]) < 7:
+        raise StreamsError(
+            f"{directory} was written by Redis 7 or later, which {executable} cannot read: {said.strip()}"
+        )
 
 
 def _configuration(port: int, password: str, directory: Path) -> str:

@@ -122,7 +122,7 @@ class RedisStream:
         register = link.client.register_script
         self._put_below, self._claim = register(scripts.PUT_BELOW), register(scripts.CLAIM)
         self._set_idle, self._forget = register(scripts.SET_IDLE), register(scripts.FORGET)
-        self._done = register(scripts.DONE)
+        self._done, self._clear = register(scripts.DONE), register(scripts.CLEAR)
         self._forward, self._bury = register(scripts.FORWARD), register(scripts.DEAD_LETTER)
 
     async def create_group(self) -> None:
@@ -172,6 +172,9 @@ class RedisStream:
     async def dead_letter(self, entry: Entry, reason: str) -> None:
         facts = [self._group, entry.id, entry.data, reason, self.name, entry.deliveries, MOST_DEAD_LETTERS]
         await self._script(self._bury, [self.key, self._dead_key], facts)
+
+    async def clear(self) -> int:
+        return int(await self._script(self._clear, [self.key], [self._group]))
 
     async def depth(self) -> int:
         return int(await self._link.call(lambda: self._redis.xlen(self.key)))

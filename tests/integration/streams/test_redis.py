@@ -176,6 +176,20 @@ async def test_entries_deleted_under_a_lease_do_not_come_back(one: RedisStreams,
     assert await one.prompts.pending() == 1
 
 
+async def test_clearing_takes_leased_entries_too(one: RedisStreams, other: RedisStreams) -> None:
+    """A run that starts over must not get results of its earlier life."""
+    async with one.client.pipeline(transaction=False) as pipe:
+        for number in range(1500):
+            pipe.xadd(one.prompts.key, {"d": str(number).encode()})
+        await pipe.execute()
+    leased, *_ = await other.prompts.take(1100, block_s=0)
+    assert await one.prompts.clear() == 1500
+    assert not await other.prompts.forward(leased, other.samples, [b"late"])
+    assert (await one.prompts.depth(), await one.prompts.pending(), await one.samples.depth()) == (0, 0, 0)
+    await one.prompts.put(b"new")
+    assert await texts(other.prompts) == ["new"]
+
+
 async def test_what_a_dashboard_asks(one: RedisStreams) -> None:
     assert (await one.prompts.depth(), await one.prompts.pending(), await one.prompts.oldest_age_s()) == (0, 0, None)
     await one.prompts.put(b"a")
