@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
 
 
@@ -31,6 +32,8 @@ def check_model_folder(config: Config) -> dict[str, Any] | None:
         return None
     hf_config = read_hf_config(folder)
     check_model(config, hf_config)
+    if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise ConfigError(f"policy.model_name: {folder} has no weights ({', '.join(WEIGHTS)})")
     return hf_config
 
 
@@ -42,9 +45,17 @@ def find_model(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        raise ConfigError(f"policy.model_name: no folder {name}; give a folder with config.json, or owner/name")
+    if not _is_hub_name(name):
+        raise ConfigError(
+            f"policy.model_name: no folder {name}; give the folder of a Hugging Face model, or owner/name"
+        )
     return _cached(name)
+
+
+def _is_hub_name(name: str) -> bool:
+    """owner/name, unless a folder of the owner's name, or `models`, says that a path was meant."""
+    owner = name.partition("/")[0]
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and owner != "models" and not Path(owner).is_dir()
 
 
 def _cached(name: str) -> Path | None:

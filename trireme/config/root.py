@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -109,7 +109,7 @@ class Config(Block):
         """
         plain = self.to_tree(mask=mask)
         legacy.drop_silent(plain, lambda path: schema.find(Config, path).get_default())
-        return yaml.safe_dump(tree.escaped(plain), sort_keys=False, allow_unicode=True, width=120)
+        return OmegaConf.to_yaml(OmegaConf.create(tree.escaped(plain)))
 
     def write(self, path: Path) -> None:
         """Write `to_yaml()`, passwords included, to a file that only its owner may read; whole or not at all."""

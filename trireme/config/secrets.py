@@ -32,5 +32,5 @@ def mask_value(value: Any) -> Any:
         return MASK
     if "@" not in parts.netloc:
         return value if parts.scheme and not parts.query else MASK
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:{MASK}@{host}"))
+    user = f"{parts.username}:" if parts.username and parts.password else ":" if parts.password else ""
+    return urlunsplit(parts._replace(netloc=f"{user}{MASK}@{parts.netloc.rpartition('@')[2]}"))

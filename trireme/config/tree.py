@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,13 +13,16 @@ from omegaconf.errors import OmegaConfBaseException
 from trireme.config import hardware, resolvers, schema
 from trireme.config.base import Block
 from trireme.config.errors import ConfigError
-from trireme.config.names import check_names, suggest
+from trireme.config.names import check_names, suggest, visit
 from trireme.config.values import SETTLED_LATER, check_values
 
 
 def merge(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Trees laid over one another, the last on top; references stay as they are."""
-    merged = OmegaConf.merge(*(OmegaConf.create(t) for t in trees))
+    given = [t for t in trees if t] or [{}]
+    if len(given) == 1:  # OmegaConf is slow, and there is nothing to merge
+        return given[0]
+    merged = OmegaConf.merge(*map(OmegaConf.create, given))
     plain = OmegaConf.to_container(merged, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -33,15 +37,21 @@ def complete(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:
     given = without_nulls(model, user)
     check_values(model, given)
     resolvers.register()
-    tree = OmegaConf.merge(OmegaConf.create(schema.defaults(model)), OmegaConf.create(given))
+    tree = OmegaConf.merge(_defaults(model), OmegaConf.create(given))
     assert isinstance(tree, DictConfig)
     try:
         _settle_precision(tree)
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_explain(model, error)) from error
+        raise ConfigError(_explain(model, given, error)) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+@cache
+def _defaults(model: type[Block]) -> DictConfig:
+    """The defaults as OmegaConf holds them; merging copies them, so that one will do."""
+    return OmegaConf.create(schema.defaults(model))
 
 
 def without_nulls(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:
@@ -63,12 +73,14 @@ def _settle_precision(tree: DictConfig) -> None:
             OmegaConf.update(tree, key, hardware.native_precision())
 
 
-def _explain(model: type[Block], error: OmegaConfBaseException) -> str:
+def _explain(model: type[Block], given: dict[str, Any], error: OmegaConfBaseException) -> str:
     """OmegaConf's first line, with the key that it happened at and the key that was probably meant."""
     message = str(error).splitlines()[0]
     missing = re.search(r"Interpolation key '(.+?)' not found", message)
-    hint = f"; {suggest(model, missing[1])}" if missing else ""
-    return f"{error.full_key or 'the configuration'}: {message}{hint}"
+    if not missing:
+        return f"{error.full_key or 'the configuration'}: {message}"
+    said_in = (path for path, value, _ in visit(model, given) if isinstance(value, str) and missing[1] in value)
+    return f"{next(said_in, error.full_key)}: {message}; {suggest(model, missing[1])}"
 
 
 def escaped(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -22,8 +23,8 @@ SETTLED_LATER = {
 
 
 def check_values(model: type[Block], user: dict[str, Any]) -> None:
-    """Raise ConfigError that names every value of the wrong type or out of bounds; references are left for later."""
-    problems = [
+    """Raise ConfigError that names every missing key and every wrong value; references are left for later."""
+    problems = list(_missing(model, user)) + [
         problem
         for path, value, field in visit(model, user)
         if field is not None and not _skipped(path, value, field)
@@ -31,6 +32,16 @@ def check_values(model: type[Block], user: dict[str, Any]) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _missing(model: type[Block], user: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """A sentence for each key that has no default and no value."""
+    for name, field in model.model_fields.items():
+        inner, value = schema.block_of(field.annotation), user.get(name)
+        if inner and not (value is None and schema.nullable(field.annotation)):
+            yield from _missing(inner, value or {}, f"{prefix}{name}.")
+        elif field.is_required() and name not in user:
+            yield f"{prefix}{name} is required: {field.description}"
 
 
 def _skipped(path: str, value: Any, field: FieldInfo) -> bool:

@@ -117,7 +117,8 @@ def _global_batch(config: Config) -> Iterator[str]:
     if samples % batch:
         yield (
             f"policy.train_global_batch_size ({batch}) does not divide grpo.num_prompts_per_step x "
-            f"grpo.num_generations_per_prompt ({samples}): policy.train_global_batch_size={nearest_divisor(batch, samples)}"
+            f"grpo.num_generations_per_prompt ({samples}): "
+            f"policy.train_global_batch_size={nearest_divisor(batch, samples)}"
         )
 
 

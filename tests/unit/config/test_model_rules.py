@@ -1,0 +1,144 @@
+"""A configuration against the model that it names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.config.support import make
+from trireme.config import Config, ConfigError, unsupported
+from trireme.config.model_rules import check_model, check_model_folder, find_model, padded_vocab_size
+
+SMOLLM2: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+}
+
+
+def tensor_parallel(size: int, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(unsupported, "TABLE", ())
+    return make(f"policy.megatron_cfg.tensor_model_parallel_size={size}", f"trainer.nproc={size}")
+
+
+def refusal(config: Config, hf_config: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_model(config, hf_config)
+    return str(caught.value)
+
+
+def test_a_fitting_model_is_accepted() -> None:
+    check_model(make(), SMOLLM2)
+
+
+def test_another_architecture_is_refused_with_those_that_are_supported() -> None:
+    text = refusal(make(), SMOLLM2 | {"architectures": ["Qwen2ForCausalLM"]})
+    assert "policy.model_name" in text
+    assert "Qwen2ForCausalLM" in text
+    assert "LlamaForCausalLM" in text
+
+
+def test_a_model_without_an_architecture_is_refused() -> None:
+    assert "none (model_type bert)" in refusal(make(), {"model_type": "bert"})
+
+
+@pytest.mark.parametrize("size", [None, "576", 0, True])
+def test_a_config_without_a_size_is_refused_by_its_name(size: object) -> None:
+    assert "hidden_size" in refusal(make(), SMOLLM2 | {"hidden_size": size})
+
+
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_tensor_parallel_sizes_that_share_the_heads(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """W-13: 3 KV heads over 9 ranks are replicated."""
+    check_model(tensor_parallel(size, monkeypatch), SMOLLM2)
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(2, "1"), (4, "3"), (8, "9")])
+def test_tensor_parallel_sizes_that_do_not(monkeypatch: pytest.MonkeyPatch, size: int, nearest: str) -> None:
+    text = refusal(tensor_parallel(size, monkeypatch), SMOLLM2)
+    assert "rule attention-heads" in text
+    assert f": {nearest} (possible: [1, 3, 9])" in text
+
+
+def test_heads_that_divide_while_kv_heads_neither_divide_nor_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tensor_parallel(4, monkeypatch)
+    assert "rule attention-heads" in refusal(config, SMOLLM2 | {"num_attention_heads": 12, "num_key_value_heads": 6})
+
+
+def test_a_context_longer_than_the_model_has_positions_for() -> None:
+    text = refusal(make("policy.max_total_sequence_length=9000"), SMOLLM2)
+    assert "policy.generation.vllm_cfg.max_model_len (9000)" in text
+    assert "at most 8192" in text
+
+
+def test_stop_tokens_outside_of_the_vocabulary() -> None:
+    text = refusal(make("policy.generation.stop_token_ids=[2,49152]"), SMOLLM2)
+    assert "policy.generation.stop_token_ids [49152]" in text
+
+
+def test_experts_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsupported, "TABLE", ())
+    config = make("policy.megatron_cfg.expert_model_parallel_size=3", "trainer.nproc=3")
+    assert "does not divide the model's 8 experts" in refusal(config, SMOLLM2 | {"num_local_experts": 8})
+    assert "has no experts" in refusal(config, SMOLLM2)
+    check_model(config, SMOLLM2 | {"num_local_experts": 6})
+
+
+def test_experts_with_tensor_parallelism_need_sequence_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "sequence_parallel=true" in refusal(tensor_parallel(3, monkeypatch), SMOLLM2 | {"num_experts": 3})
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1, 50257), (2, 50258), (8, 50264)])
+def test_the_vocabulary_is_padded_to_the_ranks(size: int, rows: int) -> None:
+    """W-11: to the next multiple, not by a multiple."""
+    assert padded_vocab_size(50257, size) == rows
+
+
+def model_folder(path: Path, config: str | None = None, weights: bool = True) -> Path:
+    path.mkdir(parents=True)
+    if config is not None:
+        (path / "config.json").write_text(config)
+    if weights:
+        (path / "model.safetensors").touch()
+    return path
+
+
+def test_a_model_folder_is_read(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", json.dumps(SMOLLM2))
+    assert check_model_folder(make(f"policy.model_name={folder}")) == SMOLLM2
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "says"),
+    [
+        (None, True, "no config.json"),
+        ("{", True, "not readable as JSON"),
+        ("[]", True, "not a JSON object"),
+        (json.dumps(SMOLLM2), False, "no weights"),
+    ],
+)
+def test_an_unfit_folder_is_refused(tmp_path: Path, config: str | None, weights: bool, says: str) -> None:
+    folder = model_folder(tmp_path / "m", config, weights)
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_model_folder(make(f"policy.model_name={folder}"))
+    assert "policy.model_name" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./model", "models/smollm2", "a/b/c", "runs"])
+def test_a_missing_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.model_name: no folder"):
+        find_model(name)
+
+
+def test_a_hub_name_is_looked_for_in_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert find_model("owner/name") is None
+    snapshot = model_folder(tmp_path / "models--owner--name" / "snapshots" / "abc", "{}")
+    assert find_model("owner/name") == snapshot
