@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 USAGE = 2  # the input is wrong; nothing has been started
 
@@ -14,10 +15,10 @@ err = Console(stderr=True)
 
 
 def refuse(message: str, code: int = USAGE) -> NoReturn:
-    """Print what is wrong, without a traceback, and leave."""
-    err.print(f"[bold red]error:[/] {_plain(message)}", highlight=False, soft_wrap=True)
+    """Say what is wrong, without a traceback, and leave."""
+    complain(message)
     raise typer.Exit(code)
 
 
-def _plain(message: str) -> str:
-    return message.replace("[", r"\[")
+def complain(message: str) -> None:
+    err.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)

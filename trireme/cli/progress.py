@@ -47,8 +47,8 @@ COLUMNS = (
     Column("held-out", ("validation/accuracy",), ".3f"),
     Column("loss", ("train/loss",), "+.4f"),
     Column("grad norm", ("train/grad_norm",), ".3f"),
-    Column("gen tok/s", ("performance/generation_tokens_per_s",), ".0f"),
-    Column("train tok/s", ("performance/training_tokens_per_s",), ".0f"),
+    Column("gen tok/s", ("train/generation_tokens_per_s",), ".0f"),
+    Column("train tok/s", ("train/training_tokens_per_s",), ".0f"),
     Column("mismatch", ("train/token_mult_prob_error",), ".4f"),
     Column("seconds", ("timing/train/total_step_time",), ".1f"),
 )

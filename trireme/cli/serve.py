@@ -12,6 +12,7 @@ from trireme.cli.up import checked_config
 from trireme.config import Config
 from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.launch.plan import PlanError, require_installed, service_command
+from trireme.launch.process import ALWAYS
 from trireme.launch.rundir import RunDirectory
 from trireme.registry import Kind
 
@@ -23,11 +24,9 @@ def serve(kind: Kind, path: Path, overrides: Sequence[str], *, name: str | None)
         require_installed(kind, config)
     except PlanError as error:
         refuse(str(error))
-    environment = {**os.environ, REDIS_URL_VARIABLE: _redis_url(config)}
-    if kind == "trainer":
-        command = service_command(kind, path, overrides, ranks=config.trainer.nproc)
-    else:
-        command = service_command(kind, path, overrides, name=name or f"{kind}-{os.getpid()}")
+    environment = {**os.environ, **ALWAYS, REDIS_URL_VARIABLE: _redis_url(config)}
+    ranks = config.trainer.nproc if kind == "trainer" else 1
+    command = service_command(kind, path, overrides, name=name or f"{kind}-{os.getpid()}", ranks=ranks)
     os.execvpe(command[0], command, environment)
 
 

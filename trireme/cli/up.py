@@ -9,37 +9,42 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 
-from trireme.cli.console import err, out, refuse
-from trireme.cli.model_folder import ModelFolderError, check_model
+from trireme.cli.console import complain, err, out, refuse
 from trireme.cli.progress import LineView, LiveView
 from trireme.cli.summary import load_summary, summary_table
-from trireme.config import Config, ConfigError, load_config
+from trireme.config import Config, ConfigError
+from trireme.config.loader import load
+from trireme.config.model_rules import check_model_folder
 from trireme.launch.interrupts import Interrupts
-from trireme.launch.plan import Plan, PlanError, describe, make_plan, require_free_ports, require_installed
-from trireme.launch.process import last_lines
+from trireme.launch.plan import PlanError, describe, make_plan, require_free_ports, require_installed
+from trireme.launch.process import ProcessSpec, last_lines
 from trireme.launch.redis import run_redis
 from trireme.launch.resources import available_cores, available_gpus
-from trireme.launch.run import FAILED, Run, RunFailed
+from trireme.launch.run import Run, RunFailed
 from trireme.launch.rundir import RunDirectory, RunInUse, RunState, write_private
-from trireme.launch.supervisor import StartupFailed
 from trireme.registry import Kind
 from trireme.streams.errors import StreamsError
 
 KINDS: tuple[Kind, ...] = ("reward", "rollout", "trainer")
+DEMO_MODEL = "SmolLM2-135M-Instruct"
 DETACH_POLL_S = 0.2
 
 
 def checked_config(path: Path, overrides: Sequence[str]) -> Config:
-    """The configuration, or the end of the command with a message."""
+    """The configuration, or the end of the command with a message. Warns of keys that mean nothing here."""
     try:
-        return load_config(path, overrides)
+        loaded = load(path, overrides)
     except ConfigError as error:
         refuse(str(error))
+    for notice in loaded.notices:
+        err.print(f"[yellow]warning:[/] {escape(notice)}", highlight=False, soft_wrap=True)
+    return loaded.config
 
 
 def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, progress: bool) -> int:
-    """The exit code: that of the trainer, 2 when something was refused before the start, FAILED otherwise."""
+    """The exit code: that of the trainer, 2 when something was refused before the start, 1 otherwise."""
     config = checked_config(path, overrides)
     directory = RunDirectory(config.run.dir)
     try:
@@ -50,30 +55,33 @@ def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, pro
             return _detach(path, overrides, directory)
         with directory:
             return _run(config, directory, progress)
-    except (ModelFolderError, PlanError, RunInUse, StreamsError, OSError) as error:
+    except (ConfigError, PlanError, RunInUse, StreamsError, OSError) as error:
         refuse(str(error))
 
 
 def _check_machine(config: Config) -> None:
-    check_model(config.policy.model_name)
+    """Raises ConfigError or PlanError for what would be noticed a minute after the start."""
+    name = config.policy.model_name
+    if DEMO_MODEL in name and not Path(name).exists():
+        raise ConfigError(f"policy.model_name: there is no {name} yet; make it with: trireme model smollm2 {name}")
+    check_model_folder(config)
     for kind in KINDS:
         require_installed(kind, config)
 
 
-def _plan(config: Config, directory: RunDirectory, redis_url: str) -> Plan:
+def _plan(config: Config, directory: RunDirectory, redis_url: str) -> list[ProcessSpec]:
     return make_plan(config, directory, redis_url, available_cores(), available_gpus())
 
 
 def _dry_run(config: Config, directory: RunDirectory) -> int:
     """What each service would get, without a password."""
-    plan = _plan(config, directory, config.redis.url or "")
     out.print(f"run {config.run.name} in {directory.path}", highlight=False, soft_wrap=True)
     redis = "as redis.url says" if config.redis.url else "embedded, on a free loopback port"
     out.print(f"redis\n  {redis}", highlight=False)
-    for spec in plan.services:
+    for spec in _plan(config, directory, config.redis.url or ""):
         out.print(describe(spec), highlight=False, markup=False, soft_wrap=True)
     out.rule("resolved configuration", style="dim")
-    out.print(config.to_yaml(), highlight=False, markup=False, soft_wrap=True)
+    out.print(config.to_yaml(mask=True), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -94,10 +102,9 @@ def _run(config: Config, directory: RunDirectory, progress: bool) -> int:
 def _execute(run: Run) -> int:
     try:
         return run.execute()
-    except (StartupFailed, RunFailed) as error:
-        err.print("error:", style="bold red", end=" ")
-        err.print(str(error), highlight=False, markup=False, soft_wrap=True)
-        return FAILED
+    except RunFailed as error:
+        complain(str(error))
+        return error.code
 
 
 def _finish(directory: RunDirectory, code: int, started_unix_s: float) -> None:

@@ -43,11 +43,11 @@ def main(command: Sequence[str]) -> int:
 
 
 def descendants(root: int) -> set[int]:
-    """Process ids of all that `root` is an ancestor of, zombies left out. Reads /proc once, so call it until empty."""
+    """Process ids of all that `root` is an ancestor of, at this moment: call it again until nothing is new."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := _stat(entry)) and stat[0] != "Z":
-            children.setdefault(stat[1], []).append(int(entry.name))
+        if entry.name.isdigit() and (parent := _parent(entry)):
+            children.setdefault(parent, []).append(int(entry.name))
     found: set[int] = set()
     todo = [root]
     while todo:
@@ -58,7 +58,7 @@ def descendants(root: int) -> set[int]:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL every descendant of `root`, again and again until none is born any more."""
+    """SIGKILL every descendant of `root`, again and again until none is born any more and all are reaped."""
     while left := descendants(root):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -67,13 +67,12 @@ def kill_tree(root: int) -> None:
         time.sleep(0.01)
 
 
-def _stat(entry: Path) -> tuple[str, int] | None:
-    """(state, parent) of a process; the command between them may hold any character, so split at its last bracket."""
+def _parent(entry: Path) -> int | None:
+    """From /proc/PID; the command in `stat` may hold any character, so split at its last bracket."""
     try:
-        fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return fields[0], int(fields[1])
 
 
 def _prctl(option: int, value: int) -> None:

@@ -46,10 +46,8 @@ class RegistryProbe:
     def record(self, process: Process) -> ServiceRecord | None:
         """What `process` itself announced: records of an earlier process of its name do not count."""
         newest = process.started_unix_s - CLOCK_SLACK_S
-        found = [r for r in self.records(process.spec.kind) if r.started_unix_s >= newest]
-        named = [r for r in found if r.name == process.spec.name]
-        # The trainer is the only one of its kind and chooses its own name.
-        return next(iter(named or (found if process.spec.kind == "trainer" else [])), None)
+        found = (r for r in self.records(process.spec.kind) if r.name == process.spec.name)
+        return next((record for record in found if record.started_unix_s >= newest), None)
 
     def records(self, kind: Kind | None = None) -> list[ServiceRecord]:
         """Empty when Redis does not answer now."""

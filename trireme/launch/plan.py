@@ -34,22 +34,13 @@ class PlanError(Exception):
     """The run cannot be started on this machine; the message says what to change."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The services in the order of their start; those of one stage start together."""
-
-    stages: tuple[tuple[ProcessSpec, ...], ...]
-
-    @property
-    def services(self) -> tuple[ProcessSpec, ...]:
-        return tuple(spec for stage in self.stages for spec in stage)
-
-
 def make_plan(
     config: Config, directory: RunDirectory, redis_url: str, cores: Sequence[int], gpus: Sequence[str]
-) -> Plan:
-    """Reward and rollout replicas first, then the trainer, which publishes to the rollout servers it finds.
+) -> list[ProcessSpec]:
+    """The processes in the order of their start: reward replicas, rollout replicas, the trainer.
 
+    None has to wait for another: the trainer waits for servers itself, and a rollout server that comes up after its
+    first publish catches up. So the minutes that engine and trainer take to load pass once.
     cores: ids; gpus: as CUDA_VISIBLE_DEVICES names them. `redis_url` goes to the services by their environment, so
     that it shows in no list of processes and the saved configuration can start another run.
     """
@@ -57,9 +48,9 @@ def make_plan(
     share = divide_cores(cores, config.rollout.replicas, ranks, takes_turns(config))
     devices = divide_gpus(gpus, config.rollout.replicas, gpus_per_replica(config), ranks)
     make = Maker(config, directory, redis_url, share, devices)
-    rewards = tuple(make.reward(index) for index in range(config.reward.replicas))
-    rollouts = tuple(make.rollout(index) for index in range(config.rollout.replicas))
-    return Plan(stages=((*rewards, *rollouts), (make.trainer(),)))
+    rewards = [make.reward(index) for index in range(config.reward.replicas)]
+    rollouts = [make.rollout(index) for index in range(config.rollout.replicas)]
+    return [*rewards, *rollouts, make.trainer()]
 
 
 def takes_turns(config: Config) -> bool:
@@ -129,7 +120,7 @@ class Maker:
         return ProcessSpec(
             kind="trainer",
             name="trainer",
-            command=service_command("trainer", self.directory.config, ranks=self.config.trainer.nproc),
+            command=service_command("trainer", self.directory.config, name="trainer", ranks=self.config.trainer.nproc),
             log=self.directory.log("trainer"),
             environment=self._environment(threads, self.gpus.trainer if self.gpus else None),
             startup_timeout_s=self.config.rollout.startup_timeout_s,

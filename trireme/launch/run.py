@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from trireme.contracts.v1 import trainer_pb2
 from trireme.launch.health import RegistryProbe, drain_trainer, trainer_status
 from trireme.launch.interrupts import Interrupts
-from trireme.launch.plan import Plan
+from trireme.launch.process import ProcessSpec
 from trireme.launch.restarts import RestartPolicy
 from trireme.launch.rundir import RunDirectory, RunState
 from trireme.launch.supervisor import Event, Interrupted, StartupFailed, Supervisor
@@ -52,7 +52,11 @@ class View(Protocol):
 
 
 class RunFailed(Exception):
-    """The run ended for a reason that is not the trainer's own exit code; the message is for the user."""
+    """The run could not start or go on; the message is for the user. `code`: what the command should end with."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class MetricsTail:
@@ -79,9 +83,14 @@ class Run:
     """A run whose directory is held. The processes belong to it from `execute` until that returns or raises."""
 
     def __init__(
-        self, plan: Plan, directory: RunDirectory, view: View, interrupts: Interrupts, state: RunState
+        self,
+        processes: Sequence[ProcessSpec],
+        directory: RunDirectory,
+        view: View,
+        interrupts: Interrupts,
+        state: RunState,
     ) -> None:
-        self._plan, self._directory, self._view, self._interrupts = plan, directory, view, interrupts
+        self._processes, self._directory, self._view, self._interrupts = processes, directory, view, interrupts
         self._state = state
         self._tail = MetricsTail(directory.metrics)
         self._asked_s = 0.0  # when the trainer was last asked for its status
@@ -89,8 +98,8 @@ class Run:
     def execute(self, policy: RestartPolicy | None = None) -> int:
         """Everything from the first process to the last; returns the exit code of the run.
 
-        That is the trainer's, or INTERRUPTED when the user stopped the run before there was a trainer.
-        Raises StartupFailed or RunFailed when the run could not go on; by then everything has been stopped.
+        That is the trainer's, or INTERRUPTED when the user stopped the run before everything was healthy.
+        Raises RunFailed when the run could not start or go on; by then everything has been stopped.
         """
         with RegistryProbe(self._state.redis_url, self._state.run) as self._probe:
             self._supervisor = Supervisor(self._probe, self._view.event, self._interrupts.requested, policy)
@@ -98,27 +107,31 @@ class Run:
             code = FAILED
             try:
                 code = self._run()
+            except RunFailed as error:
+                code = error.code
+                raise
             finally:
                 self._supervisor.kill_all()  # nothing is left by now, unless something unforeseen was raised
                 self._save("failed" if code else "finished", code)
             return code
 
     def _run(self) -> int:
-        trouble: Exception | None = None
+        trouble, code = None, None
         try:
-            for stage in self._plan.stages:
-                self._supervisor.start(stage)
+            self._supervisor.start(self._processes)
             self._save("running")
             self._view.healthy()
             self._watch(self._interrupts.requested)
         except Interrupted:
-            pass
-        except (StartupFailed, RunFailed) as error:
+            code = INTERRUPTED
+        except StartupFailed as error:
+            trouble = RunFailed(str(error), error.code if error.name == TRAINER and error.code else FAILED)
+        except RunFailed as error:
             trouble = error
         self._stop()
         if trouble:
             raise trouble
-        return self._exit_code()
+        return self._exit_code() if code is None else code
 
     def _watch(self, give_up: Callable[[], bool]) -> None:
         """Until the trainer has ended or `give_up()` says so. Raises RunFailed when the run cannot go on."""
@@ -174,9 +187,8 @@ class Run:
         self._supervisor.stop([TRAINER], self._interrupts.urgent)
 
     def _exit_code(self) -> int:
-        trainer = self._supervisor.services.get(TRAINER)
-        code = trainer.process.exit_code() if trainer else None
-        return INTERRUPTED if code is None else code
+        code = self._supervisor.services[TRAINER].process.exit_code()
+        return FAILED if code is None else code
 
     def _save(self, state: str, code: int | None = None) -> None:
         self._state = replace(self._state, state=state, exit_code=code)

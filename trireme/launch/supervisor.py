@@ -51,7 +51,11 @@ class Event:
 
 
 class StartupFailed(Exception):
-    """A service did not come up; the message names it, its log and what it last said."""
+    """A service did not come up; the message names it, its log and what it last said. `code`: what it ended with."""
+
+    def __init__(self, message: str, name: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.name, self.code = name, code
 
 
 class Interrupted(Exception):
@@ -145,11 +149,11 @@ class Supervisor:
         if code == 0 and not service.spec.restartable:
             self._move(service, Stage.ENDED)  # a run with nothing left to do
         elif code is not None:
-            raise StartupFailed(failure(service, f"ended with code {code} while starting"))
+            raise StartupFailed(failure(service, f"ended with code {code} while starting"), service.spec.name, code)
         elif self._probe.ready(service.process):
             self._move(service, Stage.HEALTHY, f"{service.age_s:.0f} s")
         elif service.age_s > limit:
-            raise StartupFailed(failure(service, f"did not become healthy within {limit:g} s"))
+            raise StartupFailed(failure(service, f"did not become healthy within {limit:g} s"), service.spec.name)
 
     def _look_after(self, service: Service) -> None:
         code = service.process.exit_code()

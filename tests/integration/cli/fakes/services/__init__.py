@@ -2,6 +2,5 @@
 
 They register, answer health checks and take signals as the real ones do, but compute nothing. What each does wrong is
 said by environment variables, FAKE_<NAME> with the name in capitals and underscores:
-  exit:CODE        ends at once          silent     never announces itself        refuse    ignores SIGTERM
-  crash:SECONDS    ends with code 7 after that long, the first time it lives      crashes   the same, every time
+  exit:CODE  ends at once        silent  never announces itself        refuse  ignores SIGTERM
 """

@@ -5,5 +5,5 @@ import sys
 
 from services.fake import arguments, run
 
-config, name = arguments("reward")
-sys.exit(asyncio.run(run("reward", [], config, name, None)))
+settings, name = arguments("reward")
+sys.exit(asyncio.run(run("reward", [], settings, name, None)))

@@ -5,5 +5,5 @@ import sys
 
 from services.fake import arguments, run
 
-config, name = arguments("rollout")
-sys.exit(asyncio.run(run("rollout", [], config, name, None)))
+settings, name = arguments("rollout")
+sys.exit(asyncio.run(run("rollout", [], settings, name, None)))
