@@ -169,7 +169,8 @@ async def _watch(engine: Engine) -> None:
 @asynccontextmanager
 async def _serving(service: Service) -> AsyncIterator[ServiceRecord]:
     """gRPC and HTTP for the length of the block; yields how the service is found."""
-    block, started, health_servicer = service.config.rollout, time.time(), health.aio.HealthServicer()
+    block, started = service.config.rollout, time.time()
+    health_servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack asyncio
     add = rollout_pb2_grpc.add_RolloutServiceServicer_to_server
     services = [(add, service.servicer, SERVICE_NAME)]
     server, port = await serve(services, block.host, block.port, health_servicer=health_servicer)
@@ -204,7 +205,7 @@ def _state(service: Service) -> str:
     return "behind" if service.keeper.behind else "serving"
 
 
-async def _report(service: Service, health_servicer: health.aio.HealthServicer) -> None:
+async def _report(service: Service, health_servicer: Any) -> None:
     """Tell health and metrics of every change of version and rotation."""
     async for _ in service.keeper.changes():
         for name in ("", SERVICE_NAME):
