@@ -1,0 +1,56 @@
+"""What reaches vLLM, and what may not be changed on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.rollout.settings import EngineSettings, engine_settings, set_cpu_environment
+from trireme.config import ConfigError, from_tree
+
+BASE = {
+    "policy": {
+        "model_name": "some/model",
+        "max_total_sequence_length": 128,
+        "precision": "float32",
+        "megatron_cfg": {"enabled": True},
+        "generation": {"max_new_tokens": 16},
+    },
+    "data": {"dataset_name": "reasoning_gym/chain_sum"},
+    "grpo": {"seed": 5},
+}
+
+
+def settings(**kwargs: object) -> EngineSettings:
+    tree = {**BASE, "policy": {**BASE["policy"], "generation": {"max_new_tokens": 16, "vllm_kwargs": kwargs}}}
+    return engine_settings(from_tree(tree))
+
+
+def test_vllm_kwargs_are_handed_on_and_training_needs_stay() -> None:
+    """P-01 and P-06: log-probs of what was sampled, and no defaults out of the model folder."""
+    args = settings(max_num_seqs=64, block_size=32).engine_args()
+    assert (args["max_num_seqs"], args["block_size"]) == (64, 32)
+    assert (args["logprobs_mode"], args["generation_config"]) == ("processed_logprobs", "vllm")
+    assert (args["model"], args["dtype"], args["max_model_len"], args["seed"]) == ("some/model", "float32", 128, 5)
+    assert args["enable_prefix_caching"] is True
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("logprobs_mode", "vllm_kwargs.logprobs_mode: must stay 'processed_logprobs'"),
+        ("generation_config", "must stay 'vllm'"),
+        ("dtype", "set policy.generation.vllm_cfg.precision instead"),
+    ],
+)
+def test_what_would_bend_the_distribution_is_refused_by_key(key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**{key: "auto"})
+
+
+def test_the_environment_is_filled_in_but_never_overruled() -> None:
+    environment = {"OMP_NUM_THREADS": "3"}
+    set_cpu_environment({}, environment)
+    assert environment["OMP_NUM_THREADS"] == "3" and int(environment["VLLM_CPU_KVCACHE_SPACE"]) > 0
+    with_own_cache: dict[str, str] = {}
+    set_cpu_environment({"kv_cache_memory_bytes": 1 << 28}, with_own_cache)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in with_own_cache
