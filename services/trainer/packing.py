@@ -196,25 +196,31 @@ def _halves(items: list[int], sizes: NDArray[np.int64]) -> tuple[list[int], list
     return parts
 
 
-def balance(bins: Sequence[Sequence[int]], lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def balance(
+    bins: Sequence[Sequence[int]], lengths: Sequence[int], ranks: int, attention: Sequence[float] | None = None
+) -> list[list[int]]:
     """For each rank, indices of the bins it gets: equally many each, tokens and attention cost close to equal.
 
-    The attention cost of a bin is the sum of its squared sequence lengths; both costs are taken as shares of their
-    totals, so that neither unit counts for more. The slowest rank sets the time of a step. `ranks` is the number of
-    data-parallel ranks, not the world size. Raises ValueError when the bins cannot be dealt equally.
+    attention: the cost of each item in any unit; by default its squared length, which is too much for a group whose
+    sequences share a prompt and do not attend to each other. Both costs are taken as shares of their totals, so that
+    neither unit counts for more. The slowest rank sets the time of a step. `ranks` is the number of data-parallel
+    ranks, not the world size. Raises ValueError when the bins cannot be dealt equally.
     """
     if ranks < 1 or len(bins) % ranks:
         raise ValueError(f"{len(bins)} bins cannot be dealt equally to {ranks} ranks")
-    costs = _costs(bins, lengths)
+    sizes = np.asarray(lengths, np.float64)
+    costs = _costs(bins, sizes, sizes**2 if attention is None else np.asarray(attention, np.float64))
     return _swap(_deal(costs, ranks), costs)
 
 
-def _costs(bins: Sequence[Sequence[int]], lengths: Sequence[int]) -> NDArray[np.float64]:
+def _costs(
+    bins: Sequence[Sequence[int]], tokens: NDArray[np.float64], attention: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """float64 [bins, 2]: share of all tokens, share of all attention cost."""
-    sizes = np.asarray(lengths, np.float64)
-    rows = [(sizes[list(one)].sum(), (sizes[list(one)] ** 2).sum()) for one in bins]
+    rows = [(tokens[list(one)].sum(), attention[list(one)].sum()) for one in bins]
     table = np.asarray(rows, np.float64).reshape(-1, 2)
-    return table / np.maximum(table.sum(axis=0), 1.0)
+    totals = table.sum(axis=0)
+    return table / np.where(totals > 0, totals, 1.0)
 
 
 def _deal(costs: NDArray[np.float64], ranks: int) -> list[list[int]]:

@@ -107,13 +107,13 @@ class Simulation:
         self.version += 1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(
     st.integers(1, 5),
     st.integers(0, 3),
-    st.lists(st.integers(0, 40), min_size=1, max_size=11),
+    st.lists(st.integers(0, 15), min_size=1, max_size=11),
     st.lists(st.booleans(), min_size=1, max_size=7),
-    st.integers(0, 20),
+    st.integers(0, 8),
     st.booleans(),
 )
 def test_the_bound_is_never_broken_and_every_step_comes(

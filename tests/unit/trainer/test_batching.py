@@ -31,7 +31,7 @@ def batch_from(*samples: sample_pb2.Sample, version: int = 1, **keys: Any) -> Ba
 
 
 def make(flat: Flat, *, version: int = 1, temperature: float = TEMPERATURE, trained: Any = None) -> Batch:
-    advantages = np.arange(1.0, len(flat) + 1)
+    advantages = np.arange(1, len(flat) + 1).astype(np.float64)
     return to_batch(flat, advantages, flat.valid if trained is None else trained, version, temperature)
 
 

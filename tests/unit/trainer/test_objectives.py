@@ -254,7 +254,7 @@ class TestMicroBatches:
     def test_any_split_gives_the_same(
         self, name: str, responses: list[list[bool]], parts: list[int], seed: int
     ) -> None:
-        """L-03, L-04, K-13: loss, gradient and metrics add up over micro-batches, also over empty ones."""
+        """L-03, L-04, L-20, K-13: loss, gradient and metrics add up over micro-batches, also over empty ones."""
         config, batch = loss_config(**CONFIGS[name]), batch_of(responses, seed=seed)
         log_probs = current_log_probs(batch)
         whole_loss, whole_gradient, whole_metrics = evaluate(config, batch, log_probs)

@@ -159,6 +159,18 @@ class TestBalance:
         dealt = balance(bins, lengths, 2)
         assert sorted(sum(index < 2 for index in rank) for rank in dealt) == [1, 1]
 
+    def test_exchanges_what_greedy_dealing_gets_wrong(self) -> None:
+        """Largest first gives 3 + 2 + 2 beside 3 + 2 + 0; the even deal is 3 + 3 + 0 beside 2 + 2 + 2."""
+        lengths = [3, 3, 2, 2, 2, 0]
+        dealt = balance([[i] for i in range(6)], lengths, 2, attention=lengths)
+        assert [sum(lengths[i] for i in rank) for rank in dealt] == [6, 6]
+
+    def test_a_cost_of_attention_may_be_given(self) -> None:
+        """Groups of equal size, of which two have one long sequence each and two have many short ones."""
+        bins = [[0], [1], [2], [3]]
+        dealt = balance(bins, [100] * 4, 2, attention=[10_000, 10_000, 1_000, 1_000])
+        assert sorted(sum(index < 2 for index in rank) for rank in dealt) == [1, 1]
+
     def test_partitions_are_as_many_as_data_parallel_ranks(self) -> None:
         """K-12: with TP 2 and DP 2 there are two, each with every second of the bins."""
         dealt = balance([[0], [1], [2], [3]], [1, 1, 1, 1], ranks=2)
