@@ -70,18 +70,27 @@ def write_atomically(source: Path, folder: Path) -> None:
     try:
         work.mkdir(parents=True)
         convert(source, work)
-        if folder.exists():
-            shutil.rmtree(folder)
+        _clear(folder)
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """A link goes, what it points to stays."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
 
 
 def convert(source: Path, folder: Path) -> None:
     """Dequantize `source` into `folder`: weights in bf16, tokenizer with its chat template, generation defaults."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)

@@ -112,7 +112,7 @@ class Maker:
     def rollout(self, index: int) -> ProcessSpec:
         own = self.cores.rollout[index]
         environment = self._environment(len(own), self.gpus.rollout[index] if self.gpus else None)
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = _binding(own, gpus_per_replica(self.config))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(own, gpus_per_replica(self.config))
         return self._replica("rollout", index, environment)
 
     def trainer(self) -> ProcessSpec:
@@ -162,7 +162,7 @@ def _ports(config: Config, kind: str, index: int) -> list[str]:
     return [f"{kind}.{key}={getattr(block, key) + index}" for key in fixed]
 
 
-def _binding(cores: Sequence[int], ranks: int) -> str:
+def core_binding(cores: Sequence[int], ranks: int) -> str:
     """vLLM's CPU workers pin themselves: the cores of each rank, ranks separated by a bar. Ignored on GPUs."""
     size = max(1, len(cores) // ranks)
     shares = [cores[rank * size : (rank + 1) * size] or cores[-1:] for rank in range(ranks)]
