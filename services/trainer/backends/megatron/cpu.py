@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_installed = False
+# What was replaced, so that it can be put back: (owner, attribute, original).
+_replaced: list[tuple[Any, str, Any]] = []
 
 
 def active() -> bool:
@@ -25,13 +26,22 @@ def active() -> bool:
 
 def install() -> None:
     """Give Megatron CPU stand-ins for the CUDA runtime. Does nothing with CUDA, or when called again."""
-    global _installed
-    if _installed or not active():
+    if _replaced or not active():
         return
     _replace_runtime()
     _replace_rng()
     _replace_wgrad_accumulation()
-    _installed = True
+
+
+def uninstall() -> None:
+    """Put everything back."""
+    while _replaced:
+        setattr(*_replaced.pop())
+
+
+def _replace(owner: Any, name: str, stand_in: Any) -> None:
+    _replaced.append((owner, name, getattr(owner, name, None)))
+    setattr(owner, name, stand_in)
 
 
 def device_literals() -> contextlib.AbstractContextManager[Any]:
@@ -117,7 +127,7 @@ def _replace_runtime() -> None:
         "manual_seed": torch.manual_seed,
     }
     for name, stand_in in stand_ins.items():
-        setattr(torch.cuda, name, stand_in)
+        _replace(torch.cuda, name, stand_in)
 
 
 class CpuRngTracker:
@@ -157,10 +167,10 @@ class CpuRngTracker:
 def _replace_rng() -> None:
     from megatron.core.tensor_parallel import random
 
-    random._CUDA_RNG_STATE_TRACKER = CpuRngTracker()
-    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    _replace(random, "_CUDA_RNG_STATE_TRACKER", CpuRngTracker())
+    _replace(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True)
+    _replace(random, "_get_cuda_rng_state", lambda *args, **kwargs: torch.get_rng_state())
+    _replace(random, "_set_cuda_rng_state", lambda state, *args, **kwargs: torch.set_rng_state(state))
 
 
 def _accumulate_wgrad(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -174,7 +184,6 @@ def _replace_wgrad_accumulation() -> None:
     """Weight gradients go straight into Megatron's buffer, as Apex's CUDA kernel does it: no copy, no extra pass."""
     from megatron.core.tensor_parallel import layers
 
-    layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
-        wgrad_gemm_accum_fp32=_accumulate_wgrad, wgrad_gemm_accum_fp16=_accumulate_wgrad
-    )
-    layers._grad_accum_fusion_available = True
+    kernels = types.SimpleNamespace(wgrad_gemm_accum_fp32=_accumulate_wgrad, wgrad_gemm_accum_fp16=_accumulate_wgrad)
+    _replace(layers, "fused_weight_gradient_mlp_cuda", kernels)
+    _replace(layers, "_grad_accum_fusion_available", True)

@@ -45,6 +45,7 @@ def shutdown() -> None:
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+    cpu.uninstall()
 
 
 def data_parallel_rank() -> int:

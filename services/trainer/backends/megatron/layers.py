@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,60 +45,70 @@ class SwiGLU(MegatronModule):
         return nn.functional.silu(gate) * up
 
 
+@dataclass(frozen=True)
+class Biases:
+    """Which linear layers of an architecture have a bias."""
+
+    qkv: bool
+    projection: bool
+    mlp: bool
+
+
+# Megatron has one switch for the biases of attention and MLP: where only one has them, the other is built of these.
 class UnbiasedColumn(ColumnParallelLinear):
-    """For a model whose attention has biases and whose MLP has none: Megatron has one switch for both."""
+    """A column-parallel linear layer without a bias, whatever the configuration says."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "bias": False})
 
 
 class UnbiasedRow(RowParallelLinear):
-    """The same for the MLP's second projection."""
+    """A row-parallel linear layer without a bias, whatever the configuration says."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "bias": False})
 
 
-def block_spec(config: TransformerConfig, mlp_bias: bool) -> Any:
+def block_spec(config: TransformerConfig, biases: Biases) -> Any:
     """What Megatron's transformer block is built from on this machine."""
     if not cpu.active():
-        return _transformer_engine_spec(config, mlp_bias)
-    layers = [_local_layer(config, mlp_bias)] * get_num_layers_to_build(config)
+        return _transformer_engine_spec(config, biases)
+    layers = [_local_layer(config, biases)] * get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 
 
-def _transformer_engine_spec(config: TransformerConfig, mlp_bias: bool) -> Any:
+def _transformer_engine_spec(config: TransformerConfig, biases: Biases) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
-    if config.add_bias_linear and not mlp_bias:
-        raise ValueError("attention_bias without mlp_bias is not supported with Transformer Engine")
+    if biases.projection != biases.mlp:
+        raise ValueError("attention_bias and mlp_bias must agree with Transformer Engine")
     return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
 
 
-def _local_layer(config: TransformerConfig, mlp_bias: bool) -> ModuleSpec:
+def _local_layer(config: TransformerConfig, biases: Biases) -> ModuleSpec:
     submodules = TransformerLayerSubmodules(
         input_layernorm=RMSNorm,
-        self_attention=_self_attention(config),
+        self_attention=_self_attention(config, biases),
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=RMSNorm,
-        mlp=_mlp(mlp_bias or not config.add_bias_linear),
+        mlp=_mlp(biases),
         mlp_bda=get_bias_dropout_add,
     )
     return ModuleSpec(module=TransformerLayer, submodules=submodules)
 
 
-def _self_attention(config: TransformerConfig) -> ModuleSpec:
+def _self_attention(config: TransformerConfig, biases: Biases) -> ModuleSpec:
     norm = RMSNorm if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
-        linear_qkv=ColumnParallelLinear,
+        linear_qkv=ColumnParallelLinear if biases.qkv else UnbiasedColumn,
         core_attention=PlannedAttention,
-        linear_proj=RowParallelLinear,
+        linear_proj=RowParallelLinear if biases.projection else UnbiasedRow,
         q_layernorm=norm,
         k_layernorm=norm,
     )
     return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
 
 
-def _mlp(as_configured: bool) -> ModuleSpec:
-    column, row = (ColumnParallelLinear, RowParallelLinear) if as_configured else (UnbiasedColumn, UnbiasedRow)
+def _mlp(biases: Biases) -> ModuleSpec:
+    column, row = (ColumnParallelLinear, RowParallelLinear) if biases.mlp else (UnbiasedColumn, UnbiasedRow)
     return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row, activation_func=SwiGLU))

@@ -15,19 +15,11 @@ from torch import Tensor
 
 from services.trainer.backends.megatron import cpu, layers
 from services.trainer.backends.megatron.attention import Angles, PlannedSeqParams, make_plan
+from services.trainer.backends.megatron.layers import Biases
 from services.trainer.backends.megatron.layout import Layout
 
 # Scalings that do not depend on the length of the sequence at hand.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class Biases:
-    """Which linear layers of an architecture have a bias."""
-
-    qkv: bool
-    projection: bool
-    mlp: bool
 
 
 def _llama_biases(hf: Any) -> Biases:
@@ -140,7 +132,7 @@ class PolicyModel(GPTModel):
     def __init__(self, architecture: Architecture, config: TransformerConfig) -> None:
         super().__init__(
             config,
-            layers.block_spec(config, architecture.biases.mlp),
+            layers.block_spec(config, architecture.biases),
             vocab_size=architecture.hf.vocab_size,
             max_sequence_length=architecture.hf.max_position_embeddings,
             share_embeddings_and_output_weights=architecture.tied,

@@ -93,7 +93,7 @@ def ddp_config(settings: Settings) -> DistributedDataParallelConfig:
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=settings.ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=overlap,
-        use_distributed_optimizer=settings.optimizer.use_distributed_optimizer,
+        use_distributed_optimizer=True,
         # Gradients over ranks are summed: each loss is divided by the whole batch's tokens already.
         average_in_collective=False,
         check_for_nan_in_grad=False,
@@ -115,7 +115,7 @@ def optimizer_config(settings: Settings) -> OptimizerConfig:
         clip_grad=wanted.clip_grad,
         bf16=settings.dtype is torch.bfloat16,
         params_dtype=settings.dtype,
-        use_distributed_optimizer=wanted.use_distributed_optimizer,
+        use_distributed_optimizer=True,
         # Lives in Transformer Engine's Adam.
         use_precision_aware_optimizer=wanted.use_precision_aware_optimizer and not cpu.active(),
     )

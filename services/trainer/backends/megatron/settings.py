@@ -51,6 +51,7 @@ def from_config(config: Config) -> Settings:
     """Raises ValueError naming the key of a value that this backend cannot take."""
     policy = config.policy
     megatron = policy.megatron_cfg
+    _refuse_unsupported(megatron.optimizer)
     return Settings(
         dtype=_dtype("policy.precision", policy.precision),
         publish_dtype=_dtype("policy.generation.vllm_cfg.precision", _publish_precision(policy)),
@@ -66,6 +67,14 @@ def from_config(config: Config) -> Settings:
         ddp=megatron.distributed_data_parallel_config,
         rope_fusion=megatron.apply_rope_fusion,
     )
+
+
+def _refuse_unsupported(optimizer: Any) -> None:
+    """Megatron shards the state of Adam only, and an unsharded one would need checkpoints of its own."""
+    for key, supported in {"optimizer": "adam", "use_distributed_optimizer": True}.items():
+        if getattr(optimizer, key) != supported:
+            value = getattr(optimizer, key)
+            raise ValueError(f"policy.megatron_cfg.optimizer.{key}={value} is not supported; use {supported}")
 
 
 def _dtype(key: str, name: str) -> torch.dtype:
