@@ -103,7 +103,8 @@ def _unsupported() -> str:
 def _without_effect() -> str:
     lines = [f"- `{key}`: {row.why}" for key, row in legacy.WITHOUT_EFFECT.items()]
     foreign = [f"- `{key}`: {row.why}" for key, row in legacy.FOREIGN.items()]
-    return "\n".join(["## Keys of NeMo-RL that are ignored, with a warning\n", *lines, *foreign, ""])
+    note = "A value that asks for something that is not here is refused by name instead.\n"
+    return "\n".join(["## Keys of NeMo-RL that are ignored, with a warning\n", note, *lines, *foreign, ""])
 
 
 def _renamed() -> str:
@@ -112,7 +113,7 @@ def _renamed() -> str:
 
 
 def _rules() -> str:
-    lines = [f"- `{rule.name}`" for rule in rules.RULES]
+    lines = [f"- `{rule.name}`: {rule.summary}" for rule in rules.RULES]
     return "\n".join(
         ["## Rules across keys\n", "Checked together when a file is loaded; a message names the rule.\n", *lines, ""]
     )

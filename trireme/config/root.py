@@ -85,18 +85,6 @@ class Config(Block):
         """Trainer ranks that hold different data."""
         return self.world_size // self.policy.megatron_cfg.model_parallel_size
 
-    @property
-    def prompt_limit(self) -> int:
-        """Longest prompt that may be sampled from, in tokens.
-
-        At most data.max_input_seq_length. Where that is the whole context, as in NeMo-RL's files, it leaves room for
-        max_new_tokens, or for one token where that is the whole context too.
-        """
-        context = self.policy.generation.vllm_cfg.max_model_len
-        response = self.policy.generation.max_new_tokens
-        room = context - response if response < context else context - 1
-        return min(self.data.max_input_seq_length, room)
-
     def to_tree(self, *, mask: bool = False) -> dict[str, Any]:
         """Plain values, all resolved. `mask` hides passwords and tokens."""
         plain = self.model_dump()

@@ -45,6 +45,7 @@ def complete(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(_explain(model, given, error)) from error
     assert isinstance(plain, dict)
+    _settle_prompt_length(plain)
     return {str(key): value for key, value in plain.items()}
 
 
@@ -71,6 +72,17 @@ def _settle_precision(tree: DictConfig) -> None:
     for key, placeholder in SETTLED_LATER.items():
         if OmegaConf.select(tree, key) == placeholder:
             OmegaConf.update(tree, key, hardware.native_precision())
+
+
+def _settle_prompt_length(plain: dict[Any, Any]) -> None:
+    """Where a prompt may be as long as the whole context, as in NeMo-RL's files, leave room for the response.
+
+    Room is policy.generation.max_new_tokens, or one token where that is the whole context too.
+    """
+    generation = plain["policy"]["generation"]
+    context, response = generation["vllm_cfg"]["max_model_len"], generation["max_new_tokens"]
+    if plain["data"]["max_input_seq_length"] == context and isinstance(context, int) and isinstance(response, int):
+        plain["data"]["max_input_seq_length"] = context - (response if response < context else 1)
 
 
 def _explain(model: type[Block], given: dict[str, Any], error: OmegaConfBaseException) -> str:

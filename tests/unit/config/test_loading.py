@@ -129,7 +129,7 @@ def test_defaults_follow_the_keys_that_they_refer_to() -> None:
         "grpo.num_prompts_per_step=4",
     )
     assert config.policy.sequence_packing.train_mb_tokens == 300
-    assert config.policy.generation.max_new_tokens == config.data.max_input_seq_length == 100
+    assert config.policy.generation.max_new_tokens == config.policy.generation.vllm_cfg.max_model_len == 100
     assert config.policy.generation.vllm_cfg.precision == config.policy.megatron_cfg.pipeline_dtype == "float32"
     assert config.policy.megatron_cfg.optimizer.bf16 is False
     assert config.policy.train_global_batch_size == 64
@@ -148,10 +148,18 @@ def test_the_staleness_bound_follows_the_schedule() -> None:
     assert make(*asynchronous, "grpo.async_grpo.max_trajectory_age_steps=4").staleness.max_versions == 4
 
 
-def test_prompt_limit_leaves_room_for_the_response() -> None:
-    assert make().prompt_limit == 511
-    assert make("policy.generation.max_new_tokens=100").prompt_limit == 412
-    assert make("data.max_input_seq_length=50").prompt_limit == 50
+@pytest.mark.parametrize(
+    ("overrides", "prompt"),
+    [
+        ([], 511),
+        (["policy.generation.max_new_tokens=100"], 412),
+        (["policy.generation.max_new_tokens=100", "data.max_input_seq_length=512"], 412),
+        (["data.max_input_seq_length=50"], 50),
+        (["policy.generation.vllm_cfg.max_model_len=64", "policy.generation.max_new_tokens=16"], 48),
+    ],
+)
+def test_a_prompt_as_long_as_the_context_leaves_room_for_the_response(overrides: list[str], prompt: int) -> None:
+    assert make(*overrides).data.max_input_seq_length == prompt
 
 
 def test_the_environment_names_redis_unless_an_override_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

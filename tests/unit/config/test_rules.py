@@ -253,6 +253,7 @@ def test_a_broken_rule_is_named_with_its_keys_and_its_remedy_mends_it(
 
 def test_every_rule_has_a_case() -> None:
     assert {rule.name for rule in rules.RULES} == {case[0] for case in CASES}
+    assert [rule.name for rule in rules.RULES if not rule.summary] == []
 
 
 def test_broken_rules_are_reported_together() -> None:

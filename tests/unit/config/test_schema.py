@@ -160,7 +160,7 @@ DEFAULTS = {
     "policy.generation.colocated": dict(enabled=False),
     "policy.generation.colocated.resources": dict(gpus_per_node=None, num_nodes=None),
     "data": dict(
-        max_input_seq_length=512, prompt_file=None, system_prompt_file=None, dataset_name="reasoning_gym/chain_sum"
+        max_input_seq_length=511, prompt_file=None, system_prompt_file=None, dataset_name="reasoning_gym/chain_sum"
     ),
     "checkpointing": dict(
         enabled=True,

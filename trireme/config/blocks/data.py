@@ -28,7 +28,8 @@ class DataConfig(Block):
     max_input_seq_length: int = Field(
         ref("policy.generation.vllm_cfg.max_model_len"),
         ge=1,
-        description="Longest prompt, in tokens; longer ones are skipped and counted.",
+        description="Longest prompt, in tokens; longer ones are skipped and counted. Where it equals max_model_len, it "
+        "becomes what max_new_tokens leaves of that (all but one token, where that is the whole context too).",
     )
     prompt_file: str | None = Field(
         None, description="Text file with a `{}` where the problem goes; null leaves the problem as it is."

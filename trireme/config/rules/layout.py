@@ -18,6 +18,7 @@ MEGATRON = "policy.megatron_cfg"
 
 @rule("one-backend")
 def _one_backend(config: Config) -> Iterator[str]:
+    """Exactly one of megatron_cfg and dtensor_cfg is enabled."""
     megatron, dtensor = config.policy.megatron_cfg.enabled, config.policy.dtensor_cfg.enabled
     if megatron == dtensor:
         state = "both true" if megatron else "both false"
@@ -27,6 +28,7 @@ def _one_backend(config: Config) -> Iterator[str]:
 
 @rule("packing-or-dynamic-batching")
 def _packing_or_dynamic(config: Config) -> Iterator[str]:
+    """Packing and dynamic batching exclude each other; dynamic batching needs one pipeline stage."""
     if config.policy.sequence_packing.enabled and config.policy.dynamic_batching.enabled:
         yield (
             "policy.sequence_packing.enabled and policy.dynamic_batching.enabled are both true; they exclude each "
@@ -42,6 +44,7 @@ def _packing_or_dynamic(config: Config) -> Iterator[str]:
 
 @rule("context-parallel-needs-packing")
 def _context_parallel(config: Config) -> Iterator[str]:
+    """Context parallelism needs packing."""
     size = config.policy.megatron_cfg.context_parallel_size
     if size > 1 and not config.policy.sequence_packing.enabled:
         yield (
@@ -52,12 +55,14 @@ def _context_parallel(config: Config) -> Iterator[str]:
 
 @rule("world-size")
 def _world_size(config: Config) -> Iterator[str]:
+    """The ranks are a multiple of TP x CP x PP."""
     sizes = "tensor_model_parallel_size x context_parallel_size x pipeline_model_parallel_size"
     yield from _indivisible(config.world_size, config.policy.megatron_cfg.model_parallel_size, sizes)
 
 
 @rule("expert-world-size")
 def _expert_world_size(config: Config) -> Iterator[str]:
+    """With expert parallelism, the ranks are a multiple of its sizes times PP."""
     megatron = config.policy.megatron_cfg
     sizes = "expert_tensor_parallel_size x expert_model_parallel_size x pipeline_model_parallel_size"
     experts = megatron.expert_tensor_parallel_size * megatron.expert_model_parallel_size
@@ -75,6 +80,7 @@ def _indivisible(world: int, part: int, sizes: str) -> Iterator[str]:
 
 @rule("sequence-parallel-needs-tensor-parallel")
 def _sequence_parallel(config: Config) -> Iterator[str]:
+    """Sequence parallelism needs tensor parallelism."""
     megatron, dtensor = config.policy.megatron_cfg, config.policy.dtensor_cfg
     if megatron.sequence_parallel and megatron.tensor_model_parallel_size == 1:
         yield (
@@ -90,6 +96,7 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
 
 @rule("sequence-length-multiple")
 def _sequence_length_multiple(config: Config) -> Iterator[str]:
+    """make_sequence_length_divisible_by is a multiple of (2·CP if CP>1)·(TP if sequence-parallel)."""
     needed = sequence_length_multiple(config.policy.megatron_cfg)
     given = config.policy.make_sequence_length_divisible_by
     if given % needed:
@@ -108,6 +115,7 @@ def sequence_length_multiple(megatron: MegatronConfig) -> int:
 
 @rule("pipeline-stage-layers")
 def _stage_layers(config: Config) -> Iterator[str]:
+    """Layers of the first and last stage are set only where there are stages."""
     megatron = config.policy.megatron_cfg
     if megatron.pipeline_model_parallel_size > 1:
         return

@@ -20,13 +20,13 @@ SEQUENCE = "policy.max_total_sequence_length"
 
 @rule("prompt-and-response-fit-context")
 def _fit_context(config: Config) -> Iterator[str]:
-    """A prompt or response length equal to the whole context, as in NeMo-RL's files, means: whatever room there is."""
+    """A prompt and a response fit the context; a response as long as the context means: what the prompt leaves."""
     context = config.policy.generation.vllm_cfg.max_model_len
     prompt, response = config.data.max_input_seq_length, config.policy.generation.max_new_tokens
     for key, length in ((PROMPT, prompt), (RESPONSE, response)):
         if length > context:
             yield f"{key} ({length}) is longer than {CONTEXT} ({context}): at most {context}"
-    if max(prompt, response) < context < prompt + response:
+    if prompt <= context and response < context < prompt + response:
         yield (
             f"{PROMPT} ({prompt}) + {RESPONSE} ({response}) = {prompt + response} does not fit {CONTEXT} ({context}): "
             f"{RESPONSE}={context - prompt}, or {CONTEXT}={prompt + response}"
@@ -35,6 +35,7 @@ def _fit_context(config: Config) -> Iterator[str]:
 
 @rule("context-fits-training")
 def _fit_training(config: Config) -> Iterator[str]:
+    """A context is not longer than a training sequence."""
     context, sequence = config.policy.generation.vllm_cfg.max_model_len, config.policy.max_total_sequence_length
     if context > sequence:
         yield (
@@ -45,6 +46,7 @@ def _fit_training(config: Config) -> Iterator[str]:
 
 @rule("micro-batch-holds-a-sequence")
 def _micro_batch(config: Config) -> Iterator[str]:
+    """A micro-batch holds at least one sequence of the longest kind."""
     sequence = config.policy.max_total_sequence_length
     for name in ("sequence_packing", "dynamic_batching"):
         block = getattr(config.policy, name)
@@ -58,6 +60,7 @@ def _micro_batch(config: Config) -> Iterator[str]:
 
 @rule("overlong-buffer")
 def _overlong(config: Config) -> Iterator[str]:
+    """The overlong buffer is not longer than the longest response."""
     shaping = config.grpo.reward_shaping
     if shaping.enabled and shaping.overlong_buffer_length > shaping.max_response_length:
         yield (

@@ -23,6 +23,7 @@ USUAL_LOWER = {"icepop": 0.5, "seq-mask-tis": 0.999}
 
 @rule("force-on-policy-ratio")
 def _force_on_policy(config: Config) -> Iterator[str]:
+    """A ratio fixed to 1 needs one optimiser step for all samples of a step."""
     samples, batch = config.grpo.samples_per_step, config.policy.train_global_batch_size
     if config.loss_fn.force_on_policy_ratio and samples != batch:
         yield (
@@ -33,6 +34,7 @@ def _force_on_policy(config: Config) -> Iterator[str]:
 
 @rule("sequence-level-ratio-reduction")
 def _sequence_level(config: Config) -> Iterator[str]:
+    """Sequence-level ratios need a loss averaged over sequences."""
     if config.loss_fn.sequence_level_importance_ratios and config.loss_fn.token_level_loss:
         yield (
             "loss_fn.sequence_level_importance_ratios needs loss_fn.token_level_loss to be false, not true: "
@@ -42,6 +44,7 @@ def _sequence_level(config: Config) -> Iterator[str]:
 
 @rule("truncated-importance-sampling")
 def _truncation(config: Config) -> Iterator[str]:
+    """A truncation type needs the correction on and its bounds set, in order; bounds need a type."""
     loss = config.loss_fn
     kind = loss.truncated_importance_sampling_type
     if kind is None:
@@ -72,6 +75,7 @@ def _bounds_in_order(config: Config) -> Iterator[str]:
 
 @rule("cispo-excludes")
 def _cispo(config: Config) -> Iterator[str]:
+    """CISPO excludes dual clip, disable_ppo_ratio and sequence-level ratios."""
     loss = config.loss_fn
     if not loss.use_cispo:
         return
@@ -88,6 +92,7 @@ def _cispo(config: Config) -> Iterator[str]:
 
 @rule("dual-clip-bound")
 def _dual_clip(config: Config) -> Iterator[str]:
+    """The dual-clip bound is above 1."""
     bound = config.loss_fn.ratio_clip_c
     if bound is not None and bound <= 1:
         yield f"loss_fn.ratio_clip_c is {bound}, but a dual-clip bound is above 1: 3.0, or null for none"
@@ -95,6 +100,7 @@ def _dual_clip(config: Config) -> Iterator[str]:
 
 @rule("async-anchor")
 def _async_anchor(config: Config) -> Iterator[str]:
+    """Stale samples need the importance-sampling correction."""
     if config.grpo.async_grpo.enabled and not config.loss_fn.use_importance_sampling_correction:
         yield (
             f"grpo.async_grpo.enabled trains on stale samples, but {CORRECTION} is false, so that nothing ties the "
@@ -104,6 +110,7 @@ def _async_anchor(config: Config) -> Iterator[str]:
 
 @rule("async-separate-rollout")
 def _async_separate(config: Config) -> Iterator[str]:
+    """Asynchronous training needs rollout servers with accelerators of their own."""
     if config.grpo.async_grpo.enabled and config.policy.generation.colocated.enabled:
         yield (
             "grpo.async_grpo.enabled needs rollout servers of their own, but policy.generation.colocated.enabled is "
@@ -113,6 +120,7 @@ def _async_separate(config: Config) -> Iterator[str]:
 
 @rule("global-batch-divides-step")
 def _global_batch(config: Config) -> Iterator[str]:
+    """train_global_batch_size divides the samples of a step."""
     samples, batch = config.grpo.samples_per_step, config.policy.train_global_batch_size
     if samples % batch:
         yield (
@@ -124,6 +132,7 @@ def _global_batch(config: Config) -> Iterator[str]:
 
 @rule("sampling-filter")
 def _sampling_filter(config: Config) -> Iterator[str]:
+    """Samples are not filtered by top-p or top-k: the trainer's log-probs would not be those of the samples."""
     generation = config.policy.generation
     why = "shapes the samples in a way that the trainer's log-probs do not follow"
     if generation.top_p < 1:
@@ -134,6 +143,7 @@ def _sampling_filter(config: Config) -> Iterator[str]:
 
 @rule("staleness-bound")
 def _staleness(config: Config) -> Iterator[str]:
+    """The bound on age is the one that async_grpo gives."""
     schedule = config.grpo.async_grpo
     allowed = schedule.max_trajectory_age_steps if schedule.enabled else 0
     if config.staleness.max_versions != allowed:

@@ -19,6 +19,11 @@ class Rule:
     name: str
     check: Check
 
+    @property
+    def summary(self) -> str:
+        """The rule in one sentence: what its function says of itself."""
+        return (self.check.__doc__ or "").strip()
+
 
 def rule_into(rules: list[Rule]) -> Callable[[str], Callable[[Check], Check]]:
     """A decorator that appends to `rules` the function that it decorates, under a name."""

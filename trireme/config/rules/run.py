@@ -17,6 +17,7 @@ OPTIMIZER = "policy.megatron_cfg.optimizer"
 
 @rule("learning-rates-in-order")
 def _learning_rates(config: Config) -> Iterator[str]:
+    """min_lr and lr_warmup_init are not above lr, where they are used."""
     megatron = config.policy.megatron_cfg
     peak = megatron.optimizer.lr
     if megatron.scheduler.lr_decay_style != "constant" and megatron.optimizer.min_lr > peak:
@@ -28,6 +29,7 @@ def _learning_rates(config: Config) -> Iterator[str]:
 
 @rule("warm-up-before-decay")
 def _warm_up(config: Config) -> Iterator[str]:
+    """The warm-up ends before the decay does."""
     scheduler = config.policy.megatron_cfg.scheduler
     decay = scheduler.lr_decay_iters
     if decay is not None and scheduler.lr_decay_style != "constant" and scheduler.lr_warmup_iters >= decay:
@@ -39,6 +41,7 @@ def _warm_up(config: Config) -> Iterator[str]:
 
 @rule("optimizer-precision")
 def _precision(config: Config) -> Iterator[str]:
+    """The bf16 and fp16 flags of the optimiser say what policy.precision says."""
     optimizer, precision = config.policy.megatron_cfg.optimizer, config.policy.precision
     for flag, dtype in ((optimizer.bf16, "bfloat16"), (optimizer.fp16, "float16")):
         name = "bf16" if dtype == "bfloat16" else "fp16"
@@ -51,6 +54,7 @@ def _precision(config: Config) -> Iterator[str]:
 
 @rule("parameter-gather-overlap")
 def _overlap(config: Config) -> Iterator[str]:
+    """Overlapping the gather of parameters needs overlapping the reduction of gradients."""
     reduction = config.policy.megatron_cfg.distributed_data_parallel_config
     block = "policy.megatron_cfg.distributed_data_parallel_config"
     if reduction.overlap_param_gather and not reduction.overlap_grad_reduce:
@@ -59,6 +63,7 @@ def _overlap(config: Config) -> Iterator[str]:
 
 @rule("reward-scaling-interval")
 def _scaling(config: Config) -> Iterator[str]:
+    """The intervals of reward scaling are not empty."""
     scaling = config.grpo.reward_scaling
     for low, high in (("source_min", "source_max"), ("target_min", "target_max")):
         if scaling.enabled and getattr(scaling, low) >= getattr(scaling, high):
@@ -70,6 +75,7 @@ def _scaling(config: Config) -> Iterator[str]:
 
 @rule("batch-multiplier")
 def _batch_multiplier(config: Config) -> Iterator[str]:
+    """More prompts than a step needs are generated only under dynamic sampling."""
     if config.grpo.batch_multiplier > 1 and not config.grpo.use_dynamic_sampling:
         yield (
             f"grpo.batch_multiplier is {config.grpo.batch_multiplier} but grpo.use_dynamic_sampling is false: "
@@ -79,5 +85,6 @@ def _batch_multiplier(config: Config) -> Iterator[str]:
 
 @rule("one-system-prompt")
 def _system_prompt(config: Config) -> Iterator[str]:
+    """The system message comes from one place."""
     if config.data.system_prompt is not None and config.data.system_prompt_file is not None:
         yield "data.system_prompt and data.system_prompt_file are both set; set one to null"
