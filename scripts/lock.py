@@ -24,6 +24,7 @@ TRL = "trl==1.16.0"
 TRL_NEEDS = ("accelerate", "datasets", "jinja2", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pyyaml")
 LOCKS: dict[str, tuple[str, ...]] = {
     "cpu": ("trireme-rl[rollout-cpu,reward,trainer,demo,dev]",),
+    "base": ("trireme-rl",),
     "rollout-cpu": ("trireme-rl[rollout-cpu]",),
     "reward": ("trireme-rl[reward]",),
     "trainer-cpu": ("trireme-rl[trainer]",),
