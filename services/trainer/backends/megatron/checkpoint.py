@@ -134,7 +134,7 @@ def _save_random(directory: Path) -> None:
         "cuda": None if cpu.active() else torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
         "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), *rest),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
     }
     torch.save(states, _random_file(directory))
 

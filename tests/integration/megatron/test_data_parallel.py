@@ -1,0 +1,105 @@
+"""Two ranks do what one does. Needs no trainer in this process but compares with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.trainer.backends.base import StepResult
+from services.trainer.backends.megatron import distributed
+from services.trainer.backends.megatron.backend import MegatronBackend
+from services.trainer.batch import Batch
+from tests.integration.megatron.support import (
+    PLAIN_GRADIENT,
+    make_batch,
+    make_config,
+    one_step,
+    policy_gradient,
+    ragged_batch,
+    relative,
+    run_ranks,
+    weights_of,
+)
+
+ONE_EACH: dict[str, Any] = {"policy.sequence_packing.enabled": False, "policy.train_micro_batch_size": 1}
+CASES: dict[str, tuple[Batch, dict[str, Any]]] = {
+    # Nine sequences over two ranks: one more micro-batch on one of them, and one sequence without a trained token.
+    "ragged, packed": (ragged_batch(), {"policy.sequence_packing.train_mb_tokens": 40}),
+    "ragged, one by one": (ragged_batch(), ONE_EACH),
+    "ragged, shared prompts": (ragged_batch(), {"trainer.shared_prefix": True}),
+    "fewer sequences than ranks": (make_batch([(5, [9])]), {}),
+}
+
+
+def run_cases(rank: int, folder: Path, out: Path) -> None:
+    config = make_config(folder)
+    distributed.initialize(config)
+    for number, (batch, changes) in enumerate(CASES.values()):
+        result, weights = one_step(folder, batch, {**PLAIN_GRADIENT, **changes})
+        torch.save({"result": vars(result), "weights": weights}, out / f"{number}_{rank}.pt")
+    _save_log_probs(folder, out / f"log_probs_{rank}.pt")
+    _save_middle(rank, folder, out)
+
+
+def _save_log_probs(folder: Path, file: Path) -> None:
+    torch.save(MegatronBackend(make_config(folder), folder).log_probs(ragged_batch()), file)
+
+
+def _save_middle(rank: int, folder: Path, out: Path) -> None:
+    """A checkpoint after one step, and the weights after two."""
+    backend = MegatronBackend(make_config(folder), folder)
+    backend.step(ragged_batch(0), policy_gradient)
+    (out / "checkpoint").mkdir(exist_ok=True)
+    backend.save(out / "checkpoint")
+    result = backend.step(ragged_batch(1), policy_gradient)
+    torch.save({"result": vars(result), "weights": weights_of(backend)}, out / f"second_{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ranks")
+    run_ranks(2, run_cases, tiny, out)
+    return out
+
+
+def read(file: Path) -> tuple[StepResult, dict[str, Tensor]]:
+    saved = torch.load(file, weights_only=True)
+    return StepResult(**saved["result"]), saved["weights"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one(case: str, tiny: Path, two_ranks: Path) -> None:
+    """L-03, M-05, M-07, K-10, K-13: loss, metrics, log-probs, grad norm and the weights after the step."""
+    batch, changes = CASES[case]
+    alone, alone_weights = one_step(tiny, batch, {**PLAIN_GRADIENT, **changes})
+    number = list(CASES).index(case)
+    for rank in range(2):
+        result, weights = read(two_ranks / f"{number}_{rank}.pt")
+        assert result.loss == pytest.approx(alone.loss, rel=1e-5)
+        assert result.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
+        assert result.metrics == pytest.approx(alone.metrics, rel=1e-5)
+        assert float((result.log_probs - alone.log_probs).abs().max()) <= 1e-5
+        assert all(relative(weights[name], alone_weights[name]) <= 1e-5 for name in alone_weights)
+
+
+def test_log_probs_are_gathered_from_all_ranks(tiny: Path, two_ranks: Path) -> None:
+    expected = MegatronBackend(make_config(tiny), tiny).log_probs(ragged_batch())
+    for rank in range(2):
+        gathered = torch.load(two_ranks / f"log_probs_{rank}.pt", weights_only=True)
+        assert float((gathered - expected).abs().max()) <= 1e-5
+
+
+def test_one_rank_reads_the_checkpoint_of_two(tiny: Path, two_ranks: Path) -> None:
+    """C-06: the moments are there too, or the second step would differ."""
+    backend = MegatronBackend(make_config(tiny), tiny)
+    backend.restore(two_ranks / "checkpoint")
+    result = backend.step(ragged_batch(1), policy_gradient)
+    expected, weights = read(two_ranks / "second_0.pt")
+    assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    # Adam's update is the rate times a ratio of moments: compare it on the scale of the rate, 1e-3.
+    assert all(float((tensor - weights[name]).abs().mean()) <= 1e-6 for name, tensor in backend.tensors())
