@@ -1,4 +1,4 @@
-"""An engine without a model: counts up from the prompt. It is the second implementation of the port, for logic alone."""
+"""An engine without a model: it counts up from the prompt. A second implementation of the port, for logic alone."""
 
 from __future__ import annotations
 
