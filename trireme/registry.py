@@ -18,6 +18,7 @@ from redis.exceptions import LockError
 from trireme.streams.connection import Link
 from trireme.streams.errors import StreamsError
 from trireme.streams.redis import key
+from trireme.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +121,7 @@ class Registry:
         try:
             yield lost
         finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
+            await end(keeping)
             with suppress(StreamsError):  # lost or unreachable: it ends by itself
                 await self._link.call(lock.release, patience_s=0.0)
 

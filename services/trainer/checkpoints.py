@@ -63,7 +63,7 @@ class Checkpoints:
         return sorted((Checkpoint(int(m[1]), path) for m, path in found if m), key=lambda item: item.step)
 
     def latest(self) -> Checkpoint | None:
-        return (self.all() or [None])[-1]
+        return next(reversed(self.all()), None)
 
     def save(self, step: int, state: Mapping[str, Any], save_policy: Callable[[Path], None]) -> Checkpoint:
         """Write checkpoint `step`. Raises CheckpointError, with the older ones intact, when it cannot be completed."""

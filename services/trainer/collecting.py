@@ -6,28 +6,32 @@ the stream again on resume: the checkpoint is the truth, and what the streams ho
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
+from google.protobuf.message import DecodeError
+
 from services.trainer.admission import Law, Observation, admit, due
-from services.trainer.assembly import Assembler, Group
+from services.trainer.assembly import Assembler, Group, Verdict
 from services.trainer.batching import flatten
 from services.trainer.data.sampler import PreparedPrompt
 from services.trainer.prompts import training_prompt
 from services.trainer.rewards import informative
 from trireme.config import Config
 from trireme.contracts.v1 import sample_pb2
-from trireme.streams.base import Entry, Stream
+from trireme.streams.base import DeadLetter, Entry
+from trireme.streams.redis import RedisStreams
 
 log = logging.getLogger(__name__)
 
 TAKE = 256  # scored samples handled at once
 POLL_S = 0.5
+MOST_DROPPED = 20  # steps' worth of groups dropped for one step, after which something is broken
 
 
 class StarvedError(Exception):
@@ -51,23 +55,27 @@ class PromptSource(Protocol):
 class Collector:
     """Keeps the pipeline full and hands out complete groups.
 
-    prompts, scored: the streams. steps_left: asked whenever prompts are admitted.
+    steps_left: asked whenever prompts are admitted.
     """
 
     def __init__(
-        self, config: Config, source: PromptSource, prompts: Stream, scored: Stream, steps_left: Callable[[], int]
+        self, config: Config, source: PromptSource, streams: RedisStreams, steps_left: Callable[[], int]
     ) -> None:
         self.assembler = Assembler(config.staleness.max_versions)
         self.pending: OrderedDict[str, sample_pb2.Prompt] = OrderedDict()  # groups in flight, by admission
         self._config, self._source, self._steps_left = config, source, steps_left
-        self._prompts, self._scored = prompts, scored
+        self._prompts, self._scored, self._dead = streams.prompts, streams.scored, streams.dead
+        self._dead_until = "0-0"
         self._law = Law(config.grpo.num_prompts_per_step, config.staleness.max_versions)
+        # Chosen by the `collect` under way. Until it returns they are in flight, and a checkpoint keeps their prompts.
+        self._chosen: dict[str, Group] = {}
         self._serial = 0
         self._exhausted = False
 
     async def admit(self, version: int, *, training: bool = False) -> int:
         """Put as many prompts into the stream as may be used in time; how many."""
-        now = Observation(version, len(self.pending), self._steps_left(), training)
+        steps_left = self._steps_left() - (1 if training else 0)
+        now = Observation(version, len(self.pending), steps_left, training)
         count = admit(self._law, now)
         dealt = self._source.next(count) if count else []
         self._exhausted = len(dealt) < count
@@ -84,13 +92,21 @@ class Collector:
         With dynamic sampling, groups whose raw rewards are all equal are replaced a bounded number of times.
         Raises StarvedError when nothing arrives for `trainer.refill_timeout_s`, DataExhausted at the end of the data.
         """
-        chosen: list[Group] = []
+        self._chosen.clear()
         generated = 0
-        while (missing := self._law.groups_per_step - len(chosen)) > 0:
+        while (missing := self._law.groups_per_step - len(self._chosen)) > 0:
             groups = await self._next_groups(missing, version)
             generated += len(groups)
-            chosen += self._informative(groups) if self._may_replace(generated) else groups
-        return chosen
+            kept = self._informative(groups) if self._may_replace(generated) else groups
+            self._chosen |= {group.id: group for group in kept}
+            self._forget(group.id for group in groups if group.id not in self._chosen)
+        self._forget(self._chosen)
+        return list(self._chosen.values())
+
+    def _forget(self, group_ids: Iterable[str]) -> None:
+        """No longer in flight: a step has taken these groups, or none ever will."""
+        for group_id in group_ids:
+            self.pending.pop(group_id, None)
 
     def _may_replace(self, generated: int) -> bool:
         grpo = self._config.grpo
@@ -103,43 +119,65 @@ class Collector:
         return [group for number, group in enumerate(groups) if keep[flat.groups == number].any()]
 
     async def _next_groups(self, count: int, version: int) -> list[Group]:
-        heard = time.monotonic()
+        heard, dropped = time.monotonic(), 0
         while True:
             await self.admit(version)
             groups = self._ready(count, version)
             if groups is not None:
                 return groups
-            if self._exhausted and len(self.pending) < count:
-                raise DataExhausted(f"{len(self.pending)} prompts are left, a step needs {count} more")
+            left = len(self.pending) - len(self._chosen)
+            if self._exhausted and left < count:
+                raise DataExhausted(f"{left} prompts are left, a step needs {count} more")
             entries = await self._scored.take(TAKE, POLL_S)
             await self._add(entries)
-            self._forget_dropped(version)
+            await self._give_up_dead()
+            dropped += self._forget_dropped(version)
+            if dropped > MOST_DROPPED * self._law.groups_per_step:
+                raise StarvedError(f"{dropped} groups in a row were too old for version {version}: see rollout logs")
             heard = time.monotonic() if entries else heard
             if time.monotonic() - heard > self._config.trainer.refill_timeout_s:
                 raise StarvedError(await self._where_it_hangs())
 
     def _ready(self, count: int, version: int) -> list[Group] | None:
-        admitted = [prompt.admitted_version for prompt in self.pending.values()]
-        first = list(self.pending)[: due(self._law, version, admitted)]
-        groups = self.assembler.ready(count, version, first=first)
-        for group in groups or []:
-            self.pending.pop(group.id, None)
-        return groups
+        waiting = {name: p.admitted_version for name, p in self.pending.items() if name not in self._chosen}
+        first = list(waiting)[: due(self._law, version, list(waiting.values()))]
+        return self.assembler.ready(count, version, first=first)
 
     async def _add(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             try:
-                self.assembler.add(sample_pb2.Sample.FromString(entry.data), entry.id)
-            except ValueError as error:  # ContractError and protobuf's DecodeError are ValueErrors
-                await self._scored.dead_letter(entry, str(error))
+                problem = self._add_one(sample_pb2.Sample.FromString(entry.data), entry.id)
+            except (ValueError, DecodeError) as error:
+                problem = str(error)
+            if problem:
+                await self._scored.dead_letter(entry, problem)
         # From here on the assembler holds them, and a checkpoint holds their prompts.
         await self._scored.done([entry.id for entry in entries])
 
-    def _forget_dropped(self, version: int) -> None:
+    def _add_one(self, sample: sample_pb2.Sample, entry_id: str) -> str:
+        """Why the sample must not be trained on, "" if it may (or is a duplicate, which needs no record)."""
+        if self.assembler.add(sample, entry_id) is not Verdict.INVALID:
+            return ""
+        groups = (group for group in self.assembler.waiting if group.id == sample.group_id)
+        return next((group.members[sample.group_index].note for group in groups), "its group was dropped")
+
+    async def _give_up_dead(self) -> None:
+        """What another service gave up on will not come: its place in the group is filled with an unusable member."""
+        for letter in await self._dead.read(self._dead_until):
+            self._dead_until = letter.id
+            with suppress(DecodeError):  # garbage that names no group holds nobody up
+                for group_id, index, size in _places(letter):
+                    if group_id in self.pending:
+                        self.assembler.give_up(group_id, index, size, letter.reason)
+
+    def _forget_dropped(self, version: int) -> int:
         self.assembler.expire(version)
-        for group in self.assembler.take_dropped():
-            log.warning("group dropped", extra={"group": group.id, "oldest": group.oldest_version, "version": version})
-            self.pending.pop(group.id, None)
+        dropped = self.assembler.take_dropped()
+        self._forget(group.id for group in dropped)
+        for group in dropped:
+            facts = {"group": group.id, "oldest": group.oldest_version, "version": version}
+            log.warning("group dropped", extra=facts)
+        return len(dropped)
 
     async def _where_it_hangs(self) -> str:
         return (
@@ -167,12 +205,10 @@ class Collector:
             await self._prompts.put(prompt.SerializeToString())
 
 
-async def clear(*streams: Stream) -> int:
-    """Remove what an earlier life of the run left waiting; how many entries."""
-    removed = 0
-    for stream in streams:
-        while entries := await stream.take(TAKE, 0.01):
-            await stream.done([entry.id for entry in entries])
-            removed += len(entries)
-            await asyncio.sleep(0)
-    return removed
+def _places(letter: DeadLetter) -> list[tuple[str, int, int]]:
+    """(group id, index, group size) of every sample that a dead letter stood for."""
+    if letter.source == "prompts":
+        prompt = sample_pb2.Prompt.FromString(letter.data)
+        return [(prompt.group_id, index, prompt.num_samples) for index in range(prompt.num_samples)]
+    sample = sample_pb2.Sample.FromString(letter.data)
+    return [(sample.group_id, sample.group_index, sample.group_size)]

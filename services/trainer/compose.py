@@ -8,15 +8,19 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from services.trainer.backends.base import Backend
+from services.trainer.backends.megatron.export import export
+from services.trainer.backends.megatron.settings import from_config
 from services.trainer.checkpoints import Checkpoints
-from services.trainer.collecting import Collector, clear
+from services.trainer.collecting import Collector
 from services.trainer.data import load_dataset, load_tokenizer
 from services.trainer.data.sampler import PromptSampler
 from services.trainer.learning import Learner
@@ -33,6 +37,7 @@ from trireme.contracts.grpc import serve
 from trireme.contracts.v1 import trainer_pb2_grpc, weights_pb2
 from trireme.registry import LOCK_TTL_S, Registry, RunLocked, ServiceRecord
 from trireme.streams.redis import RedisStreams
+from trireme.tasks import end
 from trireme.telemetry.http import serve_http
 from trireme.weights.base import Transport
 from trireme.weights.choose import make_transport
@@ -67,7 +72,8 @@ async def lead(
         record = functools.partial(_record, name, address, metrics_address, config, state)
         await stack.enter_async_context(_announced(registry, record))
         _drain_on_signals(state)
-        await clear(*streams.streams)
+        for stream in streams.streams:  # the checkpoint is the truth, see `collecting`
+            await stream.clear()
         parts = await _parts(config, run_dir, state, leader or backend, registry, streams, transport)
         for recorder in (*parts.recorders, parts.samples):
             stack.callback(recorder.close)
@@ -84,7 +90,7 @@ async def _while_locked(work: Coroutine[Any, Any, None], lost: asyncio.Event) ->
         await task
     finally:
         for pending in (task, watch):
-            pending.cancel()
+            await end(pending)
 
 
 def obey(config: Config, backend: Backend, channel: Channel, compute: ThreadPoolExecutor) -> None:
@@ -114,7 +120,6 @@ async def _serve(config: Config, state: LoopState, stack: AsyncExitStack) -> tup
     stack.push_async_callback(server.stop, 1.0)
     http, http_port = await serve_http(trainer.host, trainer.metrics_port, lambda: (True, {"phase": state.phase}))
     stack.push_async_callback(http.stop)
-    advertised = trainer.reachable_host
     return servicer, f"{trainer.reachable_host}:{port}", f"{trainer.reachable_host}:{http_port}"
 
 
@@ -135,7 +140,7 @@ async def _parts(
         config.grpo.seed,
         max_epochs=config.grpo.max_num_epochs,
     )
-    collector = Collector(config, sampler, streams.prompts, streams.scored, lambda: state.max_steps - state.step)
+    collector = Collector(config, sampler, streams, lambda: state.max_steps - state.step)
     return Parts(
         backend=backend,
         learner=Learner(config, backend, build_objective(config.loss_fn)),
@@ -186,10 +191,9 @@ def _checkpoints(config: Config) -> Checkpoints:
     )
 
 
-def _exporter(config: Config) -> Callable:
-    from services.trainer.backends.megatron.export import write_folder
-
-    return functools.partial(write_folder, source=Path(config.policy.model_name))
+def _exporter(config: Config) -> Callable[[Iterable[tuple[str, Tensor]], Path], None]:
+    source, dtype = Path(config.policy.model_name), from_config(config).publish_dtype
+    return lambda tensors, target: export(tensors, source, target, dtype)
 
 
 async def _servers_ready(config: Config, registry: Registry) -> None:
@@ -218,9 +222,7 @@ async def _announced(registry: Registry, record: Callable[[], ServiceRecord]) ->
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await end(task)
         await registry.withdraw(record())
 
 

@@ -51,7 +51,7 @@ class Learner:
         scored = time.monotonic()
         results = [self._backend.step(part, self._objective) for part in self._parts(batch)]
         ended = time.monotonic()
-        metrics |= _combine(results) | self._mismatch(batch, results)
+        metrics |= _combine(results) | self._mismatch(batch, results) if results else {}
         metrics |= {
             "timing/train/data_processing": prepared - started,
             "timing/train/policy_and_reference_logprobs": scored - prepared,
@@ -88,15 +88,15 @@ class Learner:
         several = self._config.grpo.samples_per_step > self._config.policy.train_global_batch_size
         reference = self._config.loss_fn.reference_policy_kl_penalty > 0
         return batch.with_log_probs(
-            old=self._backend.log_probs(batch) if several else None,
-            reference=self._backend.log_probs(batch, "reference") if reference else None,
+            old=self._backend.log_probs(batch) if several and len(batch) else None,
+            reference=self._backend.log_probs(batch, "reference") if reference and len(batch) else None,
         )
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """One part per optimizer step, in order, of train_global_batch_size sequences."""
+        """One part per optimizer step, in order, of train_global_batch_size sequences; none for an empty batch."""
         size = self._config.policy.train_global_batch_size
-        if len(batch) <= size:
-            return [batch]
+        if len(batch) == 0:  # every sample is masked; an optimizer step would still move weights by its momentum
+            return []
         return [batch.select(part) for part in torch.arange(len(batch)).split(size)]
 
     def _mismatch(self, batch: Batch, results: Sequence[StepResult]) -> dict[str, float]:

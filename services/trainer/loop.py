@@ -30,6 +30,7 @@ from services.trainer.summary import Summary
 from services.trainer.validation import ValidationResult, Validator
 from trireme.config import Config
 from trireme.registry import Kind, Registry
+from trireme.tasks import end
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -231,4 +232,4 @@ class TrainingLoop:
             return await task if task.done() else None
         finally:
             for pending in (task, drain):
-                pending.cancel()
+                await end(pending)

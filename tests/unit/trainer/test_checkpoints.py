@@ -1,0 +1,107 @@
+"""Checkpoints on disk: atomic, pruned, and refused by name when damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from services.trainer.checkpoints import CheckpointError, Checkpoints
+
+
+def write_policy(folder: Path) -> None:
+    (folder / "weights").write_text("weights")
+
+
+def make(tmp_path: Path, **options: object) -> Checkpoints:
+    settings = {"keep_top_k": None, "metric_name": None, "higher_is_better": True} | options
+    return Checkpoints(tmp_path / "checkpoints", **settings)  # type: ignore[arg-type]
+
+
+def steps(checkpoints: Checkpoints) -> list[int]:
+    return [checkpoint.step for checkpoint in checkpoints.all()]
+
+
+def test_latest_is_the_highest_step_not_the_last_name(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    for step in (2, 10, 9):
+        checkpoints.save(step, {"step": step}, write_policy)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert (latest.step, latest.state()["step"], (latest.policy / "weights").read_text()) == (10, 10, "weights")
+
+
+def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert make(tmp_path).latest() is None
+
+
+def test_keeps_the_best_and_the_newest(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, keep_top_k=2, metric_name="validation/accuracy")
+    for step, accuracy in ((1, 0.9), (2, 0.5), (3, 0.1)):
+        checkpoints.save(step, {"metrics": {"validation/accuracy": accuracy}}, write_policy)
+    assert steps(checkpoints) == [1, 3]
+
+
+def test_lower_can_be_better(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, keep_top_k=2, metric_name="loss", higher_is_better=False)
+    for step, loss in ((1, 0.9), (2, 0.5), (3, 0.7)):
+        checkpoints.save(step, {"metrics": {"loss": loss}}, write_policy)
+    assert steps(checkpoints) == [2, 3]
+
+
+def test_without_a_metric_the_newest_stay(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, keep_top_k=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, {}, write_policy)
+    assert steps(checkpoints) == [2, 3]
+
+
+def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    """C-07: a save that fails deletes nothing, and the error says what is left."""
+    checkpoints = make(tmp_path, keep_top_k=1)
+    checkpoints.save(1, {}, write_policy)
+
+    def full(folder: Path) -> None:
+        write_policy(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step 2 .*No space left on device.*MiB free.*intact"):
+        checkpoints.save(2, {}, full)
+    assert steps(checkpoints) == [1]
+    assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["step_1"]
+
+
+def test_unfinished_folder_of_a_killed_save_is_no_checkpoint(tmp_path: Path) -> None:
+    """C-07: a kill during a save leaves a folder that is never loaded, and that the next save removes."""
+    checkpoints = make(tmp_path)
+    checkpoints.save(1, {}, write_policy)
+    (checkpoints.directory / "unfinished_step_2" / "policy").mkdir(parents=True)
+    latest = checkpoints.latest()
+    assert latest is not None and latest.step == 1
+    checkpoints.save(3, {}, write_policy)
+    assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["step_1", "step_3"]
+
+
+def test_the_same_step_again_replaces(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    checkpoints.save(1, {"life": 1}, write_policy)
+    checkpoints.save(1, {"life": 2}, write_policy)
+    latest = checkpoints.latest()
+    assert latest is not None and latest.state() == {"life": 2}
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": '])
+def test_damaged_state_is_named(tmp_path: Path, content: str | None) -> None:
+    checkpoints = make(tmp_path)
+    saved = checkpoints.save(1, {"step": 1}, write_policy)
+    state = saved.path / "state.json"
+    state.unlink() if content is None else state.write_text(content)
+    with pytest.raises(CheckpointError, match=r"step_1/state\.json"):
+        saved.state()
+
+
+def test_state_is_json(tmp_path: Path) -> None:
+    saved = make(tmp_path).save(1, {"a": [1.5, "b"]}, write_policy)
+    assert json.loads((saved.path / "state.json").read_text()) == {"a": [1.5, "b"]}
