@@ -25,6 +25,8 @@ OWN_KEYS = {
 # GiB of KV cache on a CPU when neither the environment nor vllm_kwargs say: the machine's memory is shared with
 # the trainer there, so a share of it (vLLM's default) would be too much.
 DEFAULT_CPU_CACHE_GIB = 2
+# Tokens of one forward pass on a CPU: prompts of a step's groups fit, activations stay small.
+CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ def engine_settings(config: Config) -> EngineSettings:
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         extra=dict(generation.vllm_kwargs),
     )
+
+
+def whole_prompts(args: dict[str, Any]) -> dict[str, Any]:
+    """Engine arguments under which a prompt is never prefilled in parts, unless they say otherwise.
+
+    After a partial prefill vLLM rewinds the request's random generator, which a generator on a CPU cannot do: the
+    engine dies on the first seeded request that does not fit into a batch any more.
+    """
+    tokens = max(CPU_BATCHED_TOKENS, args["max_model_len"])
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens, **args}
 
 
 def set_cpu_environment(extra: dict[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:

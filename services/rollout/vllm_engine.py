@@ -21,7 +21,7 @@ from services.rollout.engine import (
     WeightLoadError,
 )
 from services.rollout.load import EngineLoad
-from services.rollout.settings import EngineSettings, set_cpu_environment
+from services.rollout.settings import EngineSettings, set_cpu_environment, whole_prompts
 from trireme.contracts.v1.sample_pb2 import VersionSpan
 from trireme.weights.manifest import WeightsError
 from trireme.weights.segment import Segment
@@ -59,9 +59,11 @@ class VllmEngine:
         set_cpu_environment(settings.extra)
         # Imported here: vLLM reads the environment when it is imported, and takes seconds to do so.
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        args = AsyncEngineArgs(**settings.engine_args())
+        chosen = settings.engine_args()
+        args = AsyncEngineArgs(**(whole_prompts(chosen) if current_platform.is_cpu() else chosen))
         load = EngineLoad()
         # Blocks the event loop: the engine's sockets belong to the thread that makes them.
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[load.logger])
