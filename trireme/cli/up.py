@@ -18,8 +18,9 @@ from trireme.config import Config, ConfigError
 from trireme.config.loader import load
 from trireme.config.model_rules import check_model_folder
 from trireme.launch.interrupts import Interrupts
+from trireme.launch.logs import last_lines
 from trireme.launch.plan import PlanError, describe, make_plan, require_free_ports, require_installed
-from trireme.launch.process import ProcessSpec, last_lines
+from trireme.launch.process import ProcessSpec
 from trireme.launch.redis import run_redis
 from trireme.launch.resources import available_cores, available_gpus
 from trireme.launch.run import Run, RunFailed

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trireme.launch.logs import last_lines
 from trireme.registry import Kind
 
 # Logs without delay; and a folder called `services` where the user happens to stand must not be taken for ours.
@@ -96,12 +97,3 @@ class Process:
     def _signal(self, number: signal.Signals) -> None:
         if self._guard.poll() is None:
             self._guard.send_signal(number)
-
-
-def last_lines(path: Path, count: int, start: int = 0, limit: int = 65536) -> list[str]:
-    """Up to `count` last lines of a file within its last `limit` bytes, nothing before byte `start`."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - limit))
-        return file.read().decode(errors="replace").splitlines()[-count:]

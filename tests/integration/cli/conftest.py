@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
+
+from trireme.launch.rundir import RunDirectory
 
 FAKES = Path(__file__).parent / "fakes"
 MARK = "TRIREME_TEST_MARK"
@@ -88,6 +91,11 @@ class Bench:
         module = f"services.{kind}".encode()
         [found] = [pid for pid, words_ in words.items() if module in words_ and b"trireme.launch.guard" not in words_]
         return found
+
+    def redis_pid(self) -> int:
+        """Of the embedded Redis, which overwrites its environment with its title and so loses the mark."""
+        url = RunDirectory(self.run_dir).load_state().redis_url
+        return int(redis.Redis.from_url(url).info("server")["process_id"])
 
     def wait(self, true: Callable[[], object], timeout_s: float = 30) -> None:
         deadline = time.monotonic() + timeout_s

@@ -77,7 +77,7 @@ async def run(kind: str, services: list[Service], settings: Settings, name: str,
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if work in done:
         stop.set()
-    await server.stop(None)
+    await server.stop(2.0)  # with no grace, an answer under way can keep asyncio from ever closing
     await registry.withdraw(record)
     note(settings, f"stop {name}")
     return work.result() if work and work in done else 0
