@@ -59,6 +59,7 @@ async def run(config: Config, name: str) -> None:
     verifiers = Verifiers(settings.verifiers)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(VerifierPool(settings))
+        await pool.start()
         streams = await stack.enter_async_context(
             RedisStreams(
                 config.redis.url,

@@ -71,17 +71,36 @@ class ScoringProcess:
         return cls(process)
 
     async def attempt(self, data: bytes, settings: PoolSettings) -> Report:
-        """Score one serialized request. Raises TimeoutError, or EOFError when the process is gone."""
-        assert self.process.stdin is not None
+        """Score one serialized request. A process that took too long or broke off is killed, and the report says so."""
         self.tasks += 1
-        async with asyncio.timeout(settings.load_timeout_s):
-            with contextlib.suppress(ConnectionError):  # a dead process shows as the end of its reports, just below
-                self.process.stdin.write(frame(data))
-                await self.process.stdin.drain()
-            if await self._read() != BEGIN:
-                raise EOFError("the scoring process spoke out of turn")
-        async with asyncio.timeout(settings.timeout_s):
-            return decode(await self._read())
+        try:
+            async with asyncio.timeout(settings.load_timeout_s):
+                await self._begin(data)
+        except TimeoutError:
+            self.kill()
+            return await self._failed("load", f"the verifier was not loaded within {settings.load_timeout_s:g} s")
+        except EOFError:
+            return await self._failed("crash", "the scoring process died while the verifier was loaded")
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                return decode(await self._read())
+        except TimeoutError:
+            self.kill()
+            return await self._failed("timeout", f"the verifier timed out after {settings.timeout_s:g} s")
+        except (EOFError, ValueError):
+            return await self._failed("crash", "the verifier's process died")
+
+    async def _begin(self, data: bytes) -> None:
+        """Hand the request over and wait until the verifier is loaded. Raises EOFError."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # a dead process shows as the end of its reports, just below
+            self.process.stdin.write(frame(data))
+            await self.process.stdin.drain()
+        if await self._read() != BEGIN:
+            raise EOFError("the scoring process spoke out of turn")
+
+    async def _failed(self, cause: str, reason: str) -> Report:
+        return Report("error", reason=f"{reason} ({await self.ended()})", cause=cause)
 
     async def _read(self) -> bytes:
         assert self.process.stdout is not None
@@ -99,10 +118,9 @@ class ScoringProcess:
 
     async def ended(self) -> str:
         """Kill if need be, wait, and say how it ended."""
-        code = self.process.returncode
-        if code is None:
-            with contextlib.suppress(TimeoutError):  # the pipe may close a moment before the process is reaped
-                code = await asyncio.wait_for(self.process.wait(), 0.5)
+        code = None
+        with contextlib.suppress(TimeoutError):  # the pipe may close a moment before the process is reaped
+            code = await asyncio.wait_for(self.process.wait(), 0.2)
         self.kill()
         await self.process.wait()
         if code is None:
@@ -125,6 +143,12 @@ class VerifierPool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def start(self) -> None:
+        """Start all processes now, so that the first requests need not wait for them."""
+        started = [await self._fresh(self._idle.get_nowait()) for _ in range(self._idle.qsize())]
+        for process in started:
+            self._idle.put_nowait(process)
 
     async def close(self) -> None:
         """Kill every process and wait until it is gone."""
@@ -149,13 +173,7 @@ class VerifierPool:
     async def _attempt(self, data: bytes, number: int) -> Judged:
         async with self._slot() as process:
             started = time.perf_counter()
-            try:
-                report = await process.attempt(data, self.settings)
-            except TimeoutError:
-                process.kill()
-                report = Report("error", reason=f"timed out after {self.settings.timeout_s:g} s", cause="timeout")
-            except (EOFError, ValueError):
-                report = Report("error", reason=f"the scoring process died: {await process.ended()}", cause="crash")
+            report = await process.attempt(data, self.settings)
             return Judged(report, number, time.perf_counter() - started)
 
     @contextlib.asynccontextmanager

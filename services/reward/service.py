@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # and a verifier that expect different formats give rewards of 0 throughout, which look like a model that cannot learn.
 RATE_WINDOW = 256
 SUSPICIOUS_RATE = 0.9
+LONGEST_SCHEMA = 2000  # characters in an error's text: gRPC carries it in a header, of which few KiB may be sent
 
 
 class BadRequest(ValueError):
@@ -126,7 +127,9 @@ class Scoring:
 def _payload_problem(verifier: Verifier, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(["task.payload_json", *map(str, first["loc"])])
-    return f'{field}: {first["msg"]}; the schema of "{verifier.name}" is {schema_json(verifier)}'
+    schema = schema_json(verifier)
+    shown = schema if len(schema) <= LONGEST_SCHEMA else "in ListVerifiers"
+    return f'{field}: {first["msg"]}; the schema of "{verifier.name}" is {shown}'
 
 
 def schema_json(verifier: Verifier) -> str:

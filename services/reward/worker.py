@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 
 from google.protobuf.message import DecodeError
@@ -98,7 +99,14 @@ class RewardWorker:
             return
         task = asyncio.create_task(self._handle(entry))
         self._tasks[entry.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(entry.id, None))
+        task.add_done_callback(functools.partial(self._ended, entry.id))
+
+    def _ended(self, entry_id: str, task: asyncio.Task[None]) -> None:
+        """An entry whose handling broke off stays leased: it is delivered again, in the end to the dead letters."""
+        del self._tasks[entry_id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("entry %s broke its handling", entry_id, exc_info=error)
 
     async def _handle(self, entry: Entry) -> None:
         """Score one entry and pass it on. What fails here is delivered again, in the end to the dead letters."""

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from services.reward.verifiers.base import Outcome, Payload, Request, Score
 from services.reward.verifiers.text import Extraction, extract
 
-_NUMBER = re.compile(r"[$€£]?\s*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?)\s*%?\.?")
+_NUMBER = re.compile(r"[$€£]?\s*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?)\.?")
 _LONGEST_NUMBER = 100  # characters; longer "numbers" are compared as text
 
 

@@ -1,7 +1,6 @@
 """Formulas as text and as sympy expressions: reading them whole or not at all, and comparing them.
 
-Nothing here evaluates model text as Python. What a formula may cost is bounded before it is computed: by its length,
-and by the powers in it.
+Nothing here evaluates model text as Python, and nothing is computed that `cost` finds excessive.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from services.reward.verifiers import cost
 from services.reward.verifiers.text import closing_brace
 
-MAX_LENGTH = 1000  # characters of an answer; longer ones equal only their own text
-MAX_EXPONENT_DIGITS = 5  # 2^{99999} is computed, 2^{100000} is not
+MAX_LENGTH = 400  # characters of an answer; longer ones equal only their own text
 RELATIVE_TOLERANCE = 1e-5  # of numbers of which one is a decimal; math-verify rounds to 6 places besides
 PERCENT = 100
 
@@ -22,7 +21,6 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|\\,|\\!|\s|,\\!\s?|,)\d{
 _DECIMAL_COMMA = re.compile(r"-?\d{4,},\d{2}")  # shorter ones read as lists
 _MIXED = re.compile(r"(?<![\d.,/^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,])")
 _WORDS = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
-_POWER = re.compile(r"\^|\*\*")
 
 
 def load() -> None:
@@ -31,6 +29,7 @@ def load() -> None:
 
     # It warns once per process that its own (signal) time limit is off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    parse(r"\frac{1}{2}")  # the parser's first formula takes a second, which is not the answer's fault
 
 
 def is_prose(text: str) -> bool:
@@ -100,11 +99,13 @@ def parse(answer: str) -> list[Any]:
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
     text = clean(answer.strip().strip("$").strip()).strip("*").rstrip(".").strip()
-    if not text or len(text) > MAX_LENGTH or too_costly(text):
+    if not text or len(text) > MAX_LENGTH or cost.deep(text):
         return []
     options: Any = {"parsing_timeout": None, "fallback_mode": "no_fallback"}
     found = parse_text(f"${text}$", [LatexExtractionConfig()], **options) if read_whole(text) else []
-    return found or (parse_text(text, [ExprExtractionConfig()], **options) if re.fullmatch(r"[^\\]*", text) else [])
+    if not found and "\\" not in text:
+        found = parse_text(text, [ExprExtractionConfig()], **options)
+    return [] if any(cost.excessive(expression) for expression in found) else list(found)
 
 
 def read_whole(text: str) -> bool:
@@ -122,27 +123,6 @@ def read_whole(text: str) -> bool:
     return bool(parser.getTokenStream().LA(1) == Token.EOF)
 
 
-def too_costly(text: str) -> bool:
-    """A tower of powers, an exponent of many digits, or a factorial of a factorial: its value would fill the memory."""
-    powers = list(_POWER.finditer(text))
-    exponents = [re.match(r"[{(\s+-]*(\d*)", text[m.end() :]) for m in powers]
-    if any(e is not None and len(e[1]) > MAX_EXPONENT_DIGITS for e in exponents):
-        return True
-    return _tower(text) > 2 or "!!" in text or re.search(r"\d{5,}\s*!", text) is not None
-
-
-def _tower(text: str) -> int:
-    """How many powers stand on one another at most."""
-    highest = height = 0
-    for part in re.split(r"(\^|\*\*)", text):
-        if part in ("^", "**"):
-            height += 1
-            highest = max(highest, height)
-        elif not re.fullmatch(r"\s*[({]*\s*-?[\w.\\]*\s*", part):
-            height = 0
-    return highest
-
-
 def equal(gold: Sequence[Any], gold_text: str, answer: str) -> bool:
     """Whether an answer equals the reference, as text or as an expression."""
     from math_verify import verify
@@ -150,13 +130,24 @@ def equal(gold: Sequence[Any], gold_text: str, answer: str) -> bool:
     if " ".join(answer.split()) == " ".join(gold_text.split()):
         return True
     found = parse(answer)
-    if not found or not verify(list(gold), found, timeout_seconds=None):
+    if not found or _one_is_symbolic(gold[0], found[0]) or not verify(list(gold), found, timeout_seconds=None):
         return False
-    return not any(numbers_differ(g, f) for g in gold for f in found)
+    factors = (1, PERCENT, 1 / PERCENT) if "%" in gold_text + answer else (1,)
+    return not any(numbers_differ(g, f, factors) for g in gold for f in found)
 
 
-def numbers_differ(a: Any, b: Any) -> bool:
-    """Both are plain numbers and clearly not the same, percent or not: a veto where rounding would call them equal."""
+def _one_is_symbolic(a: Any, b: Any) -> bool:
+    """One is a number, the other a term with variables: never equal, and costly to find out."""
+    from sympy import Expr
+
+    if not (isinstance(a, Expr) and isinstance(b, Expr)):
+        return False
+    # A lone symbol may be text, such as \text{13}, which math-verify compares by name.
+    return any(bool(x.args and x.free_symbols) and not y.free_symbols for x, y in ((a, b), (b, a)))
+
+
+def numbers_differ(a: Any, b: Any, factors: Sequence[float] = (1,)) -> bool:
+    """Both are plain numbers, and not the same by any factor: a veto where rounding would call them equal."""
     from sympy import Basic, Float
 
     if not (isinstance(a, Basic) and isinstance(b, Basic)):
@@ -166,7 +157,7 @@ def numbers_differ(a: Any, b: Any) -> bool:
         return False
     inexact = a.has(Float) or b.has(Float)
     tolerance = RELATIVE_TOLERANCE if inexact else 1e-25
-    return not any(abs(x * f - y) <= tolerance * max(abs(x * f), abs(y)) for f in (1, PERCENT, 1 / PERCENT))
+    return not any(abs(x * f - y) <= tolerance * max(abs(x * f), abs(y)) for f in factors)
 
 
 def _number(expression: Any) -> Any:

@@ -32,7 +32,7 @@ def load(path: str) -> Verifier:
             f'reward.verifiers: cannot import "{module_name}" for "{path}": {type(error).__name__}: {error}'
         ) from error
     if not hasattr(module, class_name):
-        raise VerifierError(f'reward.verifiers: module "{module_name}" has no "{class_name}"')
+        raise VerifierError(f'reward.verifiers: "{path}": module "{module_name}" has no "{class_name}"')
     return _instance(path, getattr(module, class_name))
 
 

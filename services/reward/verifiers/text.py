@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Extraction = Literal["raw", "last_line", "answer_tags"]
+Extraction = Literal["raw", "last_line", "last_number", "answer_tags"]
 
 # End-of-sequence texts of the model families in use. A detokenizer that keeps special tokens leaves them in the
 # response; an answer must not change because of them.
@@ -24,7 +24,11 @@ END_TOKENS = (
     "</s>",
     "<｜end▁of▁sentence｜>",  # noqa: RUF001 (DeepSeek writes it with full-width bars)
 )
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
 _END = re.compile("|".join(re.escape(t) for t in END_TOKENS))
+# A minus counts as a sign only where no operand stands before it: "7 - 3" ends in 3, "is -3" in -3.
+_NUMBER = re.compile(r"(?:(?<![\w)\]])-)?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def strip_end_tokens(text: str) -> str:
@@ -36,10 +40,18 @@ def extract(text: str, how: Extraction) -> str | None:
     """The answer in `text`, stripped; None when there is none (an empty response, no <answer> pair)."""
     if how == "answer_tags":
         return last_tag(text, "answer")
+    if how == "last_number":
+        return last_number(text)
     stripped = text.strip()
     if how == "last_line" and stripped:
         stripped = stripped.splitlines()[-1].strip()
     return stripped or None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in the text, without thousands commas; None when there is none."""
+    numbers: list[str] = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def last_tag(text: str, tag: str) -> str | None:
@@ -50,13 +62,22 @@ def last_tag(text: str, tag: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{...} or \fbox{...} whose braces balance; None when there is none."""
-    found = None
-    for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
-        end = closing_brace(text, match.end() - 1)
-        if end is not None:
-            found = text[match.end() : end].strip()
-    return found
+    r"""What stands in the last \boxed{...} or \fbox{...} whose braces balance; None when there is none.
+
+    One pass over the text, however many boxes are begun and never closed.
+    """
+    boxes = {match.end() - 1 for match in _BOX.finditer(text)}
+    opened: list[int] = []
+    last: tuple[int, int] | None = None
+    for match in _BRACES.finditer(text):
+        at = match.start()
+        if match[0] == "{":
+            opened.append(at)
+        elif match[0] == "}" and opened:
+            start = opened.pop()
+            if start in boxes and (last is None or start > last[0]):
+                last = (start, at)
+    return text[last[0] + 1 : last[1]].strip() if last else None
 
 
 def has_box(text: str) -> bool:
