@@ -168,3 +168,23 @@ def test_interrupt_checkpoints_and_the_run_goes_on(folder: Path) -> None:
     assert [row["step"] for row in rows(metrics) if "train/loss" in row] == [1, 2, 3, 4, 5]
     groups = {row["id"].split("/")[0] for row in rows(folder / "resumed" / "samples.jsonl")}
     assert groups == {f"resumed-{number}" for number in range(20)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_two_trainer_ranks_train_as_one(run: Path, folder: Path) -> None:
+    """Global normalisation: the first step of two data-parallel ranks under torchrun is that of one process.
+
+    The engine draws the same samples from the same weights and seeds, so rewards, loss and gradient norm agree.
+    """
+    config = write_config(folder, "whole", num_prompts_per_step=4, max_num_steps=2)
+    code, output = finish(start(config, f"run.dir={folder / 'ranks'}", "trainer.nproc=2"))
+    assert code == 0, output
+    one, two = (
+        next(row for row in rows(where / "metrics.jsonl") if "train/loss" in row) for where in (run, folder / "ranks")
+    )
+    assert two["train/reward"] == one["train/reward"]
+    assert two["train/trained_tokens"] == one["train/trained_tokens"]
+    assert two["train/loss"] == pytest.approx(one["train/loss"], abs=1e-5)
+    assert two["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-4)
+    assert not left_behind(folder / "ranks")
