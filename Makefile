@@ -6,7 +6,8 @@ BIN := .venv/bin
 MODEL := models/SmolLM2-135M-Instruct
 EXAMPLE := examples/grpo_smollm2.yaml
 # make demo STEPS=3 SEED=7
-OVERRIDES = $(if $(STEPS),grpo.max_num_steps=$(STEPS)) $(if $(SEED),grpo.seed=$(SEED))
+# Each demo is a run of its own: the same run directory again would go on from its checkpoint.
+OVERRIDES = run.name=demo-$(shell date +%Y%m%d-%H%M%S) $(if $(STEPS),grpo.max_num_steps=$(STEPS)) $(if $(SEED),grpo.seed=$(SEED))
 # make test TESTS=tests/unit
 TESTS := tests
 
