@@ -64,9 +64,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         UPDATE_SECONDS.observe(done.fetch_s + done.load_s)
         return rollout_pb2.UpdateWeightsResponse(version=done.version, fetch_s=done.fetch_s, load_s=done.load_s)
 
-    async def GetStatus(
-        self, request: rollout_pb2.RolloutStatusRequest, context: Context
-    ) -> rollout_pb2.RolloutStatus:
+    async def GetStatus(self, request: rollout_pb2.RolloutStatusRequest, context: Context) -> rollout_pb2.RolloutStatus:
         pressure = self._engine.pressure()
         return rollout_pb2.RolloutStatus(
             name=self._name,

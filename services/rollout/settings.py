@@ -25,6 +25,9 @@ OWN_KEYS = {
 # GiB of KV cache on a CPU when neither the environment nor vllm_kwargs say: the machine's memory is shared with
 # the trainer there, so a share of it (vLLM's default) would be too much.
 DEFAULT_CPU_CACHE_GIB = 2
+# Tokens in a cache block on a CPU: the smallest that its kernels do well. Only whole blocks of a prompt are shared by
+# a group, and vLLM's 128 would compute most prompts once for each sample.
+CPU_BLOCK_SIZE = 32
 # Tokens of one forward pass on a CPU: prompts of a step's groups fit, activations stay small.
 CPU_BATCHED_TOKENS = 4096
 
@@ -44,10 +47,22 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.6
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self, *, cpu: bool) -> dict[str, Any]:
         """Keyword arguments of vllm.AsyncEngineArgs."""
         own = {k: v for k, v in self.__dict__.items() if k != "extra"}
-        return {"enable_prefix_caching": True, **own, **self.extra, **FIXED}
+        return {"enable_prefix_caching": True, **(self._cpu_defaults() if cpu else {}), **own, **self.extra, **FIXED}
+
+    def _cpu_defaults(self) -> dict[str, Any]:
+        """Small blocks, and prompts that are never prefilled in parts.
+
+        After a partial prefill vLLM rewinds the request's random generator, which a generator on a CPU cannot do: the
+        engine would die on the first seeded request that does not fit into a batch any more.
+        """
+        return {
+            "block_size": CPU_BLOCK_SIZE,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, self.max_model_len),
+        }
 
 
 def engine_settings(config: Config) -> EngineSettings:
@@ -70,16 +85,6 @@ def engine_settings(config: Config) -> EngineSettings:
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         extra=dict(generation.vllm_kwargs),
     )
-
-
-def whole_prompts(args: dict[str, Any]) -> dict[str, Any]:
-    """Engine arguments under which a prompt is never prefilled in parts, unless they say otherwise.
-
-    After a partial prefill vLLM rewinds the request's random generator, which a generator on a CPU cannot do: the
-    engine dies on the first seeded request that does not fit into a batch any more.
-    """
-    tokens = max(CPU_BATCHED_TOKENS, args["max_model_len"])
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens, **args}
 
 
 def set_cpu_environment(extra: dict[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:

@@ -65,7 +65,7 @@ class WeightKeeper:
         self._changed = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._running: dict[int, asyncio.Task[Update]] = {}
-        self._newest = 0
+        self._latest = 0
         self.problem: str | None = None
 
     @property
@@ -79,8 +79,8 @@ class WeightKeeper:
 
     @property
     def behind(self) -> bool:
-        """Whether newer weights are known to have been published."""
-        return self._newest > self.version
+        """Whether the weights heard of last are newer than those that the engine has."""
+        return self._latest > self.version
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields now, and whenever version or rotation may have changed."""
@@ -97,7 +97,7 @@ class WeightKeeper:
         """
         self._check(manifest)
         version = manifest.version
-        self._newest = max(self._newest, version)
+        self._latest = version
         if version == self.version and self.serving:
             return Update(version)
         if version not in self._running:

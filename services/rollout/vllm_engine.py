@@ -21,7 +21,7 @@ from services.rollout.engine import (
     WeightLoadError,
 )
 from services.rollout.load import EngineLoad
-from services.rollout.settings import EngineSettings, set_cpu_environment, whole_prompts
+from services.rollout.settings import EngineSettings, set_cpu_environment
 from trireme.contracts.v1.sample_pb2 import VersionSpan
 from trireme.weights.manifest import WeightsError
 from trireme.weights.segment import Segment
@@ -62,8 +62,7 @@ class VllmEngine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        chosen = settings.engine_args()
-        args = AsyncEngineArgs(**(whole_prompts(chosen) if current_platform.is_cpu() else chosen))
+        args = AsyncEngineArgs(**settings.engine_args(cpu=current_platform.is_cpu()))
         load = EngineLoad()
         # Blocks the event loop: the engine's sockets belong to the thread that makes them.
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[load.logger])
@@ -75,12 +74,12 @@ class VllmEngine:
         return self._version
 
     async def generate(self, request: Request, *, stream: bool = False) -> AsyncIterator[Delta | Completion]:
-        from vllm import TokensPrompt
+        from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         if self._broken:
             raise EngineError(f"the engine has no usable weights: {self._broken}")
-        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
+        prompt = tokens_input(list(request.prompt_token_ids))
         token_ids: list[int] = []
         log_probs: list[float] = []
         try:

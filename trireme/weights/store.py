@@ -1,4 +1,4 @@
-"""What a publisher has on offer: the newest two versions, a segment each. Both transports publish through this."""
+"""What a publisher has on offer: the latest two versions, a segment each. Both transports publish through this."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ class Store:
             self.withdraw(version)
 
     def _make_room(self, version: int) -> None:
-        for old in sorted(v for v in self._segments if v != version)[: -(KEEP - 1)]:
+        for old in [v for v in self._segments if v != version][: -(KEEP - 1)]:
             self.withdraw(old)

@@ -21,7 +21,7 @@ from trireme.weights.shm import ShmTransport
 
 MAX_MODEL_LEN = 320
 RUN = f"rollout-test-{os.getpid()}"
-KWARGS = {"kv_cache_memory_bytes": 1 << 28, "block_size": 32, "max_num_seqs": 32}
+KWARGS = {"kv_cache_memory_bytes": 1 << 28, "max_num_seqs": 64}
 
 
 class Bench:

@@ -45,7 +45,7 @@ def write_config(path: Path, model: TinyModel, run: str, redis_url: str) -> Path
             "generation": {
                 "max_new_tokens": 64,
                 "vllm_cfg": {"enforce_eager": True},
-                "vllm_kwargs": {"kv_cache_memory_bytes": 1 << 28, "block_size": 32, "max_num_seqs": 32},
+                "vllm_kwargs": {"kv_cache_memory_bytes": 1 << 28, "max_num_seqs": 32},
             },
         },
         "data": {"dataset_name": "reasoning_gym/chain_sum", "max_input_seq_length": 200},

@@ -27,11 +27,18 @@ def settings(**kwargs: object) -> EngineSettings:
 
 def test_vllm_kwargs_are_handed_on_and_training_needs_stay() -> None:
     """P-01 and P-06: log-probs of what was sampled, and no defaults out of the model folder."""
-    args = settings(max_num_seqs=64, block_size=32).engine_args()
-    assert (args["max_num_seqs"], args["block_size"]) == (64, 32)
+    args = settings(max_num_seqs=64, block_size=64).engine_args(cpu=True)
+    assert (args["max_num_seqs"], args["block_size"]) == (64, 64)
     assert (args["logprobs_mode"], args["generation_config"]) == ("processed_logprobs", "vllm")
     assert (args["model"], args["dtype"], args["max_model_len"], args["seed"]) == ("some/model", "float32", 128, 5)
     assert args["enable_prefix_caching"] is True
+
+
+def test_a_cpu_shares_small_blocks_and_prefills_whole_prompts() -> None:
+    args = settings().engine_args(cpu=True)
+    assert (args["block_size"], args["enable_chunked_prefill"]) == (32, False)
+    assert args["max_num_batched_tokens"] >= args["max_model_len"]
+    assert not {"block_size", "enable_chunked_prefill"} & settings().engine_args(cpu=False).keys()
 
 
 @pytest.mark.parametrize(
