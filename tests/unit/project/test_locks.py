@@ -15,13 +15,13 @@ HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "reasoning_gym")
 
 def run(lock: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RESTRICTED), str(ROOT / "requirements" / f"{lock}.lock"), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_the_restriction_works() -> None:
     """What the following tests rely on: a package outside the lock cannot be imported."""
     code = "\n".join(f"try: import {m}\nexcept ModuleNotFoundError as e: print(e)" for m in HEAVY)
-    assert run("base", "-c", code).stdout.count("not in the lock") == len(HEAVY)
+    assert run("base", "-c", code).stdout.count("No module named") == len(HEAVY)
 
 
 def test_the_base_install_checks_a_configuration(tmp_path: Path) -> None:
