@@ -132,7 +132,8 @@ def test_an_unfit_folder_is_refused(tmp_path: Path, config: str | None, weights:
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./model", "models/smollm2", "a/b/c", "runs"])
-def test_a_missing_folder_is_refused(name: str) -> None:
+def test_a_missing_folder_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"policy\.model_name: no folder"):
         find_model(name)
 
