@@ -38,7 +38,7 @@ class Misbehaving:
 def _exhaust_memory() -> Outcome:
     hoard = []
     while True:
-        hoard.append(bytearray(1 << 28))
+        hoard.append(bytearray(1 << 27))
 
 
 def _raise() -> Outcome:
@@ -68,3 +68,10 @@ ACTS = {
     "print": lambda: print("noise" * 1000) or Score(1.0),  # type: ignore[func-returns-value]
     "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt()),
 }
+
+
+class NoLibrary(Misbehaving):
+    name = "no_library"
+
+    def load(self) -> None:
+        import no_such_library  # noqa: F401
