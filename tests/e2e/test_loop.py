@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -28,8 +29,8 @@ LIMIT_S = 600
 def write_config(folder: Path, name: str, **grpo: Any) -> Path:
     """A run on the tiny model in `folder/model`, one prompt worded in four ways."""
     prompts = folder / "prompts.jsonl"
-    rows = [{"prompt": f"word {number}", "answer": ""} for number in range(8)]
-    prompts.write_text("".join(json.dumps(row | {"verifier": "lower_case"}) + "\n" for row in rows))
+    rows = [{"prompt": f"word {number}", "answer": string.ascii_lowercase} for number in range(8)]
+    prompts.write_text("".join(json.dumps(row | {"verifier": "wanted"}) + "\n" for row in rows))
     text = {
         "run": {"name": name, "dir": str(folder / name)},
         "grpo": {
@@ -57,8 +58,8 @@ def write_config(folder: Path, name: str, **grpo: Any) -> Path:
             "sequence_packing": {"enabled": True},
             "generation": {"max_new_tokens": 12, "vllm_cfg": {"enforce_eager": True}},
         },
-        "data": {"dataset_name": str(prompts), "num_validation": 2, "verifier": "lower_case"},
-        "reward": {"verifiers": ["tests.e2e.verifiers:LowerCase"]},
+        "data": {"dataset_name": str(prompts), "num_validation": 2, "verifier": "wanted"},
+        "reward": {"verifiers": ["tests.e2e.verifiers:Wanted"]},
         "checkpointing": {"save_period": 4, "keep_top_k": 2},
     }
     path = folder / f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""A reward that even a random model can learn: the share of its characters that are lower-case letters."""
+"""A reward that even a random model can learn: the share of its characters that are among the wanted ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import ClassVar
 from services.reward.verifiers.base import Payload, Request, Score
 
 
-class LowerCase:
-    """Named in a configuration as `reward.verifiers: ["tests.e2e.verifiers:LowerCase"]`."""
+class WantedPayload(Payload):
+    """answer: the characters that count."""
 
-    name: ClassVar[str] = "lower_case"
+    answer: str
+
+
+class Wanted:
+    """Named in a configuration as `reward.verifiers: ["tests.e2e.verifiers:Wanted"]`."""
+
+    name: ClassVar[str] = "wanted"
     version: ClassVar[str] = "1"
-    schema: ClassVar[type[Payload]] = Payload
+    schema: ClassVar[type[Payload]] = WantedPayload
     stateless: ClassVar[bool] = True
 
     def score(self, request: Request) -> Score:
+        assert isinstance(request.payload, WantedPayload)
         text = request.response_text
-        return Score(sum("a" <= character <= "z" for character in text) / max(1, len(text)))
+        return Score(sum(character in request.payload.answer for character in text) / max(1, len(text)))
