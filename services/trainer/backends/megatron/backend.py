@@ -44,7 +44,7 @@ class MegatronBackend:
         result = torch.zeros(len(batch.tokens))
         model.eval()
         with torch.no_grad():
-            for members in self._micro_batches(batch, self.settings.logprob):
+            for members in self._micro_batches(batch, self.settings.logprob, apart=False):
                 if len(members):
                     result[batch.token_positions(members)] = self._forward(model, batch.select(members))
         return _sum(result)
@@ -72,10 +72,10 @@ class MegatronBackend:
             raise ValueError("there is no reference model: loss_fn.reference_policy_kl_penalty is 0")
         return self._reference
 
-    def _micro_batches(self, batch: Batch, how: MicroBatching) -> list[Tensor]:
+    def _micro_batches(self, batch: Batch, how: MicroBatching, apart: bool) -> list[Tensor]:
         """Those of this rank."""
-        ranks, share = distributed.data_parallel_size(), self.settings.shared_prefix
-        return micro_batches.split(batch, how, ranks, share, self.settings.seed)[distributed.data_parallel_rank()]
+        ranks, share, seed = distributed.data_parallel_size(), self.settings.shared_prefix, self.settings.seed
+        return micro_batches.split(batch, how, ranks, share, seed, apart)[distributed.data_parallel_rank()]
 
     def _forward(self, model: PolicyModel, batch: Batch) -> Tensor:
         return forward.log_probs(model, batch, self.settings.temperature, self.settings.shared_prefix)
@@ -84,7 +84,7 @@ class MegatronBackend:
         """Gradients of this rank's micro-batches into the buffers; their summed loss and metrics, and log-probs."""
         normalizer, log_probs = batch.normalizer(), torch.zeros(len(batch.tokens))
         totals: dict[str, Tensor] = {}
-        chunks = self._micro_batches(batch, self.settings.train)
+        chunks = self._micro_batches(batch, self.settings.train, apart=self.trainable.may_skip_backward)
         for index, members in enumerate(chunks):
             with _last(self.trainable, index == len(chunks) - 1):
                 values = self._train(batch, members, objective, normalizer, log_probs)
@@ -99,9 +99,13 @@ class MegatronBackend:
             return _nothing(batch, objective, normalizer)
         part = batch.select(members)
         current = self._forward(self.model, part)
-        loss, metrics = objective(current, part, normalizer)
-        loss.backward()
         log_probs[batch.token_positions(members)] = current.detach()
+        # Differentiated in two halves, because the second may have nothing to do.
+        leaf = current.detach().requires_grad_()
+        loss, metrics = objective(leaf, part, normalizer)
+        gradient = torch.autograd.grad(loss, leaf, allow_unused=True, materialize_grads=True)[0]
+        if gradient.any() or not self.trainable.may_skip_backward:
+            current.backward(gradient)
         return {"loss": loss.detach(), **metrics}
 
     def _result(self, update: Update, totals: dict[str, Tensor], log_probs: Tensor) -> StepResult:

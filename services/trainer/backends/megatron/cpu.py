@@ -31,6 +31,7 @@ def install() -> None:
     _replace_runtime()
     _replace_rng()
     _replace_wgrad_accumulation()
+    _replace_collectives()
 
 
 def uninstall() -> None:
@@ -54,6 +55,15 @@ def tune_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if active() and isinstance(optimizer, torch.optim.Adam):
         for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
+
+
+def clip_in_step(optimizer: torch.optim.Optimizer, coefficient: float) -> bool:
+    """Have torch's fused Adam multiply gradients by `coefficient` as it reads them, which spares a pass over all of
+    them, in its next step. False when this optimizer cannot. It is how torch's GradScaler talks to it."""
+    if not (active() and isinstance(optimizer, torch.optim.Adam)):
+        return False
+    optimizer.grad_scale = torch.tensor(1 / coefficient) if coefficient < 1 else None  # type: ignore[attr-defined]
+    return True
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:
@@ -86,7 +96,7 @@ class _DeviceLiterals(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs["device"] = "cpu"
-        if func is Tensor.cuda:
+        if func is Tensor.cuda or (func is Tensor.copy_ and _same_memory(*args[:2])):
             return args[0]
         result = func(*args, **kwargs)
         if func is Tensor.type and isinstance(result, str):
@@ -96,6 +106,11 @@ class _DeviceLiterals(TorchFunctionMode):
 
 def _is_cuda(device: Any) -> bool:
     return (isinstance(device, str) and device.startswith("cuda")) or getattr(device, "type", "") == "cuda"
+
+
+def _same_memory(first: Tensor, second: Tensor) -> bool:
+    """Of float32 weights the optimizer's masters are views, which Megatron copies onto themselves."""
+    return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype and first.shape == second.shape
 
 
 class _Nothing:
@@ -187,3 +202,20 @@ def _replace_wgrad_accumulation() -> None:
     kernels = types.SimpleNamespace(wgrad_gemm_accum_fp32=_accumulate_wgrad, wgrad_gemm_accum_fp16=_accumulate_wgrad)
     _replace(layers, "fused_weight_gradient_mlp_cuda", kernels)
     _replace(layers, "_grad_accum_fusion_available", True)
+
+
+def _replace_collectives() -> None:
+    """A rank that is alone needs no collective, but gloo would copy every gradient and weight for it."""
+    from megatron.core.distributed import param_and_grad_buffer
+
+    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
+        _replace(param_and_grad_buffer, name, _unless_alone(getattr(param_and_grad_buffer, name)))
+
+
+def _unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def call(output: Tensor, source: Tensor, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+        if group is not None and group.size() == 1 and not kwargs.get("async_op"):
+            return None if output.data_ptr() == source.data_ptr() else output.copy_(source)
+        return collective(output, source, *args, group=group, **kwargs)
+
+    return call

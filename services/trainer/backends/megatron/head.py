@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Float32 elements of probabilities: one chunk's, and those kept for the backward pass of a micro-batch.
+# Float32 elements of log-probs: one chunk's, and those kept for the backward pass of a micro-batch.
 CHUNK_ELEMENTS = 1 << 25
 KEEP_ELEMENTS = 1 << 28
 
@@ -60,16 +60,18 @@ def _local_targets(targets: Tensor, head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _chunk(hidden: Tensor, targets: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """log-probs [C] and probabilities [C, V], float32."""
+    """log-probs of the targets [C], and of this shard's words [C, V], float32."""
     logits = (hidden @ head.weight.t()).float()
     if head.temperature != 1:
         logits.div_(head.temperature)
-    logits.sub_(_reduce(logits.amax(-1, keepdim=True), head, dist.ReduceOp.MAX))
     rows, here = _local_targets(targets, head)
-    chosen = _reduce(logits.gather(1, rows[:, None])[:, 0] * here, head)
-    probabilities = logits.exp_()
-    total = _reduce(probabilities.sum(-1, keepdim=True), head)
-    return chosen - total[:, 0].log(), probabilities.div_(total)
+    if head.group is None or head.group.size() == 1:
+        words = logits.log_softmax(-1)
+        return words.gather(1, rows[:, None])[:, 0], words
+    top = _reduce(logits.amax(-1, keepdim=True), head, dist.ReduceOp.MAX)
+    total = _reduce(logits.sub(top).exp_().sum(-1, keepdim=True), head)
+    words = logits.sub_(top + total.log())
+    return _reduce(words.gather(1, rows[:, None])[:, 0] * here, head), words
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -78,10 +80,10 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx.head, ctx.kept, outputs = head, {}, []
         keep = max(1, KEEP_ELEMENTS // len(weight))
         for rows in _chunks(len(hidden), head):
-            log_probs, probabilities = _chunk(hidden[rows], targets[rows], head)
+            log_probs, words = _chunk(hidden[rows], targets[rows], head)
             outputs.append(log_probs)
             if rows.stop <= keep:
-                ctx.kept[rows.start] = probabilities
+                ctx.kept[rows.start] = words
         ctx.save_for_backward(hidden, weight, targets)
         return torch.cat(outputs) if outputs else hidden.new_zeros(0, dtype=torch.float32)
 
@@ -91,10 +93,10 @@ class _TokenLogProbs(torch.autograd.Function):
         head, grad_hidden = ctx.head, torch.empty_like(hidden)
         into = weight.main_grad if head.fused else torch.zeros_like(weight, dtype=torch.float32)
         for rows in _chunks(len(hidden), head):
-            probabilities = ctx.kept.pop(rows.start, None)
-            if probabilities is None:
-                probabilities = _chunk(hidden[rows], targets[rows], head)[1]
-            grad_logits = _grad_logits(probabilities, targets[rows], grad[rows], head).to(weight.dtype)
+            words = ctx.kept.pop(rows.start, None)
+            if words is None:
+                words = _chunk(hidden[rows], targets[rows], head)[1]
+            grad_logits = _grad_logits(words.exp_(), targets[rows], grad[rows], head).to(weight.dtype)
             grad_hidden[rows] = grad_logits @ weight
             _accumulate(into, grad_logits, hidden[rows])
         _reduce(grad_hidden, head)

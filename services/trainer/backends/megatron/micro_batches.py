@@ -10,22 +10,44 @@ from services.trainer.backends.megatron.settings import MicroBatching
 from services.trainer.batch import Batch
 from services.trainer.packing import balance, pack
 
+# Sequences that stay together, and the tokens that they take.
+Unit = tuple[list[int], int]
 
-def split(batch: Batch, how: MicroBatching, ranks: int, share_prefix: bool, seed: int = 0) -> list[list[Tensor]]:
+
+def split(
+    batch: Batch, how: MicroBatching, ranks: int, share_prefix: bool, seed: int = 0, apart: bool = False
+) -> list[list[Tensor]]:
     """For every rank its micro-batches, each the int64 indices of its sequences (maybe none); equally many on all.
 
-    Every sequence is in exactly one of them.
+    Every sequence is in exactly one of them. With `apart`, what has no advantage lies apart from what has: its
+    gradient is likely zero, and a micro-batch without one needs no backward pass.
     """
     units = _units(batch, how, share_prefix)
+    kinds = _by_advantage(batch, units) if apart else [units]
+    dealt: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for kind in kinds:
+        for rank, members in enumerate(_deal(kind, how, ranks, seed)):
+            dealt[rank] += members
+    return dealt
+
+
+def _deal(units: list[Unit], how: MicroBatching, ranks: int, seed: int) -> list[list[Tensor]]:
     bins = _pack(units, how, ranks, seed)
     bins += [[] for _ in range(-len(bins) % ranks)]
     members = [torch.tensor([i for unit in each for i in units[unit][0]], dtype=torch.int64) for each in bins]
-    dealt = balance(bins, [tokens for _, tokens in units], ranks)
-    return [[members[index] for index in own] for own in dealt]
+    return [[members[index] for index in own] for own in balance(bins, [tokens for _, tokens in units], ranks)]
 
 
-def _units(batch: Batch, how: MicroBatching, share_prefix: bool) -> list[tuple[list[int], int]]:
-    """(sequences that stay together, tokens that they take)."""
+def _by_advantage(batch: Batch, units: list[Unit]) -> list[list[Unit]]:
+    """Units with an advantage other than zero, and those without."""
+    found = torch.zeros(len(batch)).index_add(0, batch.sequence_index, (batch.advantages != 0).float())
+    kinds: tuple[list[Unit], list[Unit]] = ([], [])
+    for unit in units:
+        kinds[0 if found[unit[0]].any() else 1].append(unit)
+    return [kind for kind in kinds if kind]
+
+
+def _units(batch: Batch, how: MicroBatching, share_prefix: bool) -> list[Unit]:
     needed = needed_lengths(batch).clamp(min=1).tolist()
     if not share_prefix:
         return [([index], length) for index, length in enumerate(needed)]
@@ -42,11 +64,9 @@ def _groups(batch: Batch) -> list[list[int]]:
     return list(members.values())
 
 
-def _share(
-    members: list[int], needed: list[int], prompts: list[int], how: MicroBatching
-) -> list[tuple[list[int], int]]:
+def _share(members: list[int], needed: list[int], prompts: list[int], how: MicroBatching) -> list[Unit]:
     """A group, in as few pieces as the limit allows; each piece computes the prompt once."""
-    units: list[tuple[list[int], int]] = []
+    units: list[Unit] = []
     for index in members:
         own = max(0, needed[index] - prompts[index])
         if units and _room(units[-1], own, how):
@@ -56,11 +76,11 @@ def _share(
     return units
 
 
-def _room(unit: tuple[list[int], int], tokens: int, how: MicroBatching) -> bool:
+def _room(unit: Unit, tokens: int, how: MicroBatching) -> bool:
     return len(unit[0]) < how.sequences if how.tokens is None else unit[1] + tokens <= how.tokens
 
 
-def _pack(units: list[tuple[list[int], int]], how: MicroBatching, ranks: int, seed: int) -> list[list[int]]:
+def _pack(units: list[Unit], how: MicroBatching, ranks: int, seed: int) -> list[list[int]]:
     if how.tokens is None:
         return _by_count([len(members) for members, _ in units], how.sequences)
     return pack([tokens for _, tokens in units], how.tokens, how.algorithm, multiple_of_bins=ranks, seed=seed)

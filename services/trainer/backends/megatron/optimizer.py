@@ -46,6 +46,12 @@ class Trainable:
             cpu.tune_optimizer(part.optimizer)
         self.scheduler = make_scheduler(self.optimizer, settings)
 
+    @property
+    def may_skip_backward(self) -> bool:
+        """Whether a micro-batch whose gradient is zero may do without its backward pass: not when reductions wait for
+        it, or for a weight that another rank has a gradient for."""
+        return not self.ddp.ddp_config.overlap_grad_reduce and self.ddp.config.expert_model_parallel_size == 1
+
     def parts(self) -> list[Any]:
         """Megatron's optimizers, one for dense and one for expert weights."""
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
@@ -76,9 +82,11 @@ class Trainable:
 
     def _clip(self, norm: float) -> None:
         for part in self.parts():
-            parameters = part.get_parameters()
-            if parameters and part.config.clip_grad > 0:
-                clip_grad_by_total_norm_fp32(parameters, max_norm=part.config.clip_grad, total_norm=norm)
+            limit = part.config.clip_grad
+            # As Megatron computes it.
+            coefficient = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+            if part.get_parameters() and not cpu.clip_in_step(part.optimizer, coefficient) and coefficient < 1:
+                clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=limit, total_norm=norm)
 
 
 def learning_rate(optimizer: MegatronOptimizer) -> float:

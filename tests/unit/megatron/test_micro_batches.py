@@ -1,0 +1,77 @@
+"""How a batch is dealt to ranks and micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.trainer.backends.megatron.layout import plain, shared
+from services.trainer.backends.megatron.micro_batches import split
+from services.trainer.backends.megatron.settings import MicroBatching
+from services.trainer.batch import Batch
+
+LIMIT = 40
+
+
+def make(sizes: list[tuple[int, list[int]]], flat: tuple[int, ...] = ()) -> Batch:
+    """Groups of (prompt, responses), all response tokens trained; groups in `flat` have no advantage."""
+    lengths = [prompt + response for prompt, responses in sizes for response in responses]
+    prompts = [prompt for prompt, responses in sizes for _ in responses]
+    group = [number for number, (_, responses) in enumerate(sizes) for _ in responses]
+    mask = torch.cat([torch.arange(size) >= prompt for size, prompt in zip(lengths, prompts, strict=True)])
+    alive = torch.repeat_interleave(torch.tensor([number not in flat for number in group]), torch.tensor(lengths))
+    return Batch(
+        tokens=torch.ones(sum(lengths), dtype=torch.int64),
+        lengths=torch.tensor(lengths),
+        prompt_lengths=torch.tensor(prompts),
+        group=torch.tensor(group),
+        age=torch.zeros(len(lengths), dtype=torch.int64),
+        loss_mask=mask,
+        generation_log_probs=torch.zeros(sum(lengths)),
+        advantages=(mask & alive).float(),
+    )
+
+
+RAGGED = make([(5, [7, 1, 12]), (11, [3, 9, 2]), (2, [30]), (6, [4, 4, 4, 4, 4])])
+COUNTED, PACKED = MicroBatching(sequences=2), MicroBatching(sequences=2, tokens=LIMIT)
+
+
+@pytest.mark.parametrize("how", [COUNTED, PACKED], ids=["counted", "packed"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5])
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_sequence_once_and_as_many_steps_on_every_rank(
+    how: MicroBatching, ranks: int, share: bool, apart: bool
+) -> None:
+    """K-10, K-12"""
+    dealt = split(RAGGED, how, ranks, share, apart=apart)
+    assert len(dealt) == ranks
+    assert len({len(own) for own in dealt}) == 1
+    assert sorted(int(i) for own in dealt for members in own for i in members) == list(range(len(RAGGED)))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_limits_are_kept(share: bool) -> None:
+    for members in split(RAGGED, COUNTED, 1, share)[0]:
+        assert len(members) <= 2
+    for members in split(RAGGED, PACKED, 1, share)[0]:
+        picked = RAGGED.select(members)
+        assert len(shared(picked) if share else plain(picked)) <= LIMIT
+
+
+def test_a_group_stays_together_where_it_fits() -> None:
+    batch = make([(20, [2] * 8), (20, [2] * 8)])
+    micro_batches = split(batch, PACKED, 1, share_prefix=True)[0]
+    assert sorted(members.tolist() for members in micro_batches) == [list(range(8)), list(range(8, 16))]
+
+
+def test_what_has_no_advantage_lies_apart() -> None:
+    batch = make([(4, [4, 4]), (4, [4, 4]), (4, [4, 4])], flat=(1,))
+    wide = MicroBatching(sequences=6, tokens=1000)
+    assert [sorted(m.tolist()) for m in split(batch, wide, 1, True, apart=True)[0]] == [[0, 1, 4, 5], [2, 3]]
+    assert len(split(batch, wide, 1, True)[0]) == 1
+
+
+def test_a_sequence_that_fits_nowhere_is_named() -> None:
+    with pytest.raises(ValueError, match="31 tokens, a bin holds 0 to 20"):
+        split(RAGGED, MicroBatching(sequences=1, tokens=20), 1, False)
