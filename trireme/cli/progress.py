@@ -98,6 +98,7 @@ class LineView:
     console: Console
     on_healthy: Callable[[], None] = lambda: None
     steps: Steps = field(default_factory=Steps)
+    follows: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +129,7 @@ class LiveView(LineView):
     """A table that is redrawn in place; events scroll by above it."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
+        super().__init__(console, follows=True)
         self._starting: dict[str, Stage] = {}
         self._status: trainer_pb2.TrainerStatus | None = None
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=False)

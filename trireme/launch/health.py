@@ -98,13 +98,11 @@ def trainer_status(address: str) -> trainer_pb2.TrainerStatus | None:
             return None
 
 
-def drain_trainer(address: str) -> int | None:
-    """Ask the trainer to finish its step, checkpoint and end: its last step, None when it does not answer."""
+def drain_trainer(address: str) -> bool:
+    """Ask the trainer to finish its step, checkpoint and end; whether it said that it will."""
     with sync_channel(address) as channel:
         try:
-            answer = trainer_pb2_grpc.TrainerServiceStub(channel).Drain(
-                trainer_pb2.DrainRequest(), timeout=DRAIN_DEADLINE_S
-            )
+            trainer_pb2_grpc.TrainerServiceStub(channel).Drain(trainer_pb2.DrainRequest(), timeout=DRAIN_DEADLINE_S)
         except grpc.RpcError:
-            return None
-    return int(answer.step)
+            return False
+    return True

@@ -16,19 +16,21 @@ from trireme.launch.interrupts import Interrupts
 from trireme.launch.process import ProcessSpec
 from trireme.launch.restarts import RestartPolicy
 from trireme.launch.rundir import RunDirectory, RunState
-from trireme.launch.supervisor import Event, Interrupted, StartupFailed, Supervisor
+from trireme.launch.supervisor import LOOK_S, Event, Interrupted, StartupFailed, Supervisor
 
 TRAINER = "trainer"
-LOOK_S = 0.25  # between two looks at the processes
 STATUS_S = 1.0  # between two questions to the trainer
 REDIS_PATIENCE_S = 90.0  # longer than the services', who put up with a restart of it
+UNANSWERED_S = 120.0  # for one that did not answer and was sent SIGTERM instead
 DRAIN_S = 1800.0  # a step of a large model and its checkpoint; a second Ctrl-C does not wait
 FAILED = 1
 INTERRUPTED = 130
 
 
 class View(Protocol):
-    """Where a run shows what happens."""
+    """Where a run shows what happens. follows: whether it wants the trainer's status."""
+
+    follows: bool
 
     def event(self, event: Event) -> None:
         """A service started, answered, died, is restarted, was stopped."""
@@ -156,7 +158,7 @@ class Run:
     def _show(self) -> None:
         for row in self._tail.rows():
             self._view.row(row)
-        if time.monotonic() - self._asked_s >= STATUS_S:
+        if self._view.follows and time.monotonic() - self._asked_s >= STATUS_S:
             self._asked_s = time.monotonic()
             address = self._trainer_address()
             self._view.status(trainer_status(address) if address else None)
@@ -178,10 +180,11 @@ class Run:
         """One that serves may take as long as its step and checkpoint do; one that does not has nothing to lose."""
         process, address = self._supervisor.services[TRAINER].process, self._trainer_address()
         if process.exit_code() is None and address:
-            if (step := drain_trainer(address)) is None:
+            self._view.say("asking the trainer to finish its step and checkpoint; Ctrl-C again to kill it")
+            answered = drain_trainer(address)
+            if not answered:
                 process.terminate()
-            self._view.say(f"the trainer ends after {_step(step)} and checkpoints; Ctrl-C again to kill it")
-            deadline = time.monotonic() + DRAIN_S
+            deadline = time.monotonic() + (DRAIN_S if answered else UNANSWERED_S)
             with contextlib.suppress(RunFailed):  # then it cannot finish its step, and is stopped below
                 self._watch(lambda: self._interrupts.urgent() or time.monotonic() >= deadline)
         self._supervisor.stop([TRAINER], self._interrupts.urgent)
@@ -193,7 +196,3 @@ class Run:
     def _save(self, state: str, code: int | None = None) -> None:
         self._state = replace(self._state, state=state, exit_code=code)
         self._directory.save_state(self._state)
-
-
-def _step(number: int | None) -> str:
-    return "its step" if number is None else f"step {number}"

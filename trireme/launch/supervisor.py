@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from trireme.launch.process import POLL_S, Process, ProcessSpec
+from trireme.launch.process import Process, ProcessSpec
 from trireme.launch.restarts import RestartPolicy, Restarts
 
+LOOK_S = 0.25  # between two looks at the processes; each asks Redis and services
 TERMINATE_S = 20.0  # a service that is asked to end and does not within this time is killed
 
 
@@ -108,7 +109,7 @@ class Supervisor:
             for service in waiting:
                 self._first_start(service)
             self._poll(service for service in self.services.values() if service not in fresh)
-            time.sleep(POLL_S)
+            time.sleep(LOOK_S)
 
     def poll(self) -> None:
         """Look after everything once: note deaths, restart what is due, see whether the restarted ones answer."""

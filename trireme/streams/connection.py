@@ -67,8 +67,17 @@ class Link:
             reraise=True,
         )
 
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task else 0
+
         async def attempt() -> T:
-            return await command()
+            try:
+                return await command()
+            finally:
+                # redis-py sends under asyncio.wait_for, which before Python 3.12 swallows a cancellation that comes
+                # as the sending ends; whoever then waits for the cancelled task would wait for ever.
+                if task is not None and task.cancelling() > cancelled_before:
+                    raise asyncio.CancelledError
 
         try:
             return await attempts(attempt)

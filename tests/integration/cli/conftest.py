@@ -71,7 +71,7 @@ class Bench:
     def up(self, *overrides: str, **trouble: str) -> subprocess.Popen[str]:
         return self.trireme("up", str(self.config), *overrides, **trouble)
 
-    def finish(self, process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str]:
+    def finish(self, process: subprocess.Popen[str], timeout_s: float = 150) -> tuple[int, str]:
         """(exit code, output) of a command that ends by itself."""
         output, _ = process.communicate(timeout=timeout_s)
         return process.returncode, output
@@ -97,7 +97,7 @@ class Bench:
         url = RunDirectory(self.run_dir).load_state().redis_url
         return int(redis.Redis.from_url(url).info("server")["process_id"])
 
-    def wait(self, true: Callable[[], object], timeout_s: float = 30) -> None:
+    def wait(self, true: Callable[[], object], timeout_s: float = 90) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, f"still not so after {timeout_s} s; events: {self.events()}"

@@ -7,13 +7,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from trireme.streams import AccessDenied, RedisStreams, StreamsError, Unreachable, WritesRefused, WrongServer
-from trireme.streams.connection import redacted
+from trireme.streams.connection import Link, open_client, redacted
 from trireme.streams.embedded import EmbeddedRedis
 
 
@@ -224,3 +224,21 @@ async def test_a_server_that_forgot_everything(redis_url: str, run_name: str) ->
         assert await streams.prompts.take(1, block_s=0) == []
         await streams.prompts.put(b"new")
         assert [taken.data for taken in await streams.prompts.take(1, block_s=0)] == [b"new"]
+
+
+async def test_a_cancellation_that_the_client_swallows_still_ends_the_task(redis_url: str) -> None:
+    """Before Python 3.12, asyncio.wait_for inside redis-py loses one when a send ends at the same moment."""
+    link = Link(open_client(redis_url))
+
+    async def swallows() -> int:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return 1
+
+    task = asyncio.create_task(link.call(swallows))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 10)
+    await link.close()
