@@ -15,7 +15,7 @@ from trireme.contracts.v1 import rollout_pb2, rollout_pb2_grpc, sample_pb2
 
 SERVICE_NAME = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 # Left of a call's deadline when waiting for weights is given up, so that the caller learns why.
-ANSWER_MARGIN_S = 0.25
+ANSWER_SHARE, LONGEST_ANSWER_S = 0.2, 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
@@ -81,9 +81,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     async def _ready(self, prompt: sample_pb2.Prompt, context: Context) -> None:
         """Wait for the weights that the prompt demands. Raises NotCaughtUp shortly before the call's deadline."""
-        remaining = context.time_remaining()
-        limit = self._timeout_s if remaining is None else min(self._timeout_s, remaining - ANSWER_MARGIN_S)
-        await self._keeper.wait_for(prompt.min_weight_version, max(0.0, limit))
+        await self._keeper.wait_for(prompt.min_weight_version, self._patience(context.time_remaining()))
+
+    def _patience(self, remaining: float | None) -> float:
+        """How long to wait in a call with `remaining` seconds left (None: it has no deadline)."""
+        if remaining is None:
+            return self._timeout_s
+        return min(self._timeout_s, remaining - min(LONGEST_ANSWER_S, ANSWER_SHARE * remaining))
 
     def _count(self, sample: sample_pb2.Sample) -> None:
         count_sample(sample)

@@ -88,11 +88,11 @@ def engine_settings(config: Config) -> EngineSettings:
 
 
 def set_cpu_environment(extra: dict[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Fill in what vLLM's CPU backend reads from the environment, where it is not set. Before vLLM is imported.
+    """Fill in what vLLM's CPU backend reads from the environment, where it is not set. Before an engine starts.
 
     Threads are not bound: vLLM's own choice takes one thread per physical core, minus one.
     """
-    environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+    environment.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     if "kv_cache_memory_bytes" not in extra:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(DEFAULT_CPU_CACHE_GIB))

@@ -56,18 +56,21 @@ class VllmEngine:
 
         Raises FileNotFoundError or ValueError saying what is wrong with the model or an engine argument.
         """
-        set_cpu_environment(settings.extra)
-        # Imported here: vLLM reads the environment when it is imported, and takes seconds to do so.
+        # Imported here: vLLM takes seconds to import. It reads the environment when the engine starts.
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        if current_platform.is_cpu():
+            set_cpu_environment(settings.extra)
         args = AsyncEngineArgs(**settings.engine_args(cpu=current_platform.is_cpu()))
         load = EngineLoad()
         # Blocks the event loop: the engine's sockets belong to the thread that makes them.
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[load.logger])
         await llm.update_weight_version("0")
-        return cls(llm, settings.model, await asyncio.to_thread(_read_checkpoint, settings.model), load)
+        engine = cls(llm, settings.model, await asyncio.to_thread(_read_checkpoint, settings.model), load)
+        await engine._warm_up()
+        return engine
 
     @property
     def version(self) -> int:
@@ -135,6 +138,16 @@ class VllmEngine:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._llm.shutdown)
+
+    async def _warm_up(self) -> None:
+        """Generate a few tokens, so that nobody's first request waits for what vLLM compiles when it is first used."""
+        for index, temperature in enumerate((0.0, 1.0)):
+            request = Request(
+                f"warm-up-{index}", prompt_token_ids=(0,), seed=1, max_new_tokens=1, temperature=temperature
+            )
+            async for _ in self.generate(request):
+                pass
+        await self.reset_cache(running_too=False)
 
     async def _fence(self, reason: str) -> None:
         """Abort what runs and stay paused: nothing may be sampled from broken weights."""
