@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from services.trainer.data.base import DataError, derived_seed
@@ -42,12 +43,13 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def fixed_global_random(seed: int) -> Iterator[None]:
-    """Some families draw from Python's global generator: make that repeatable, and leave it as it was."""
+def contained(seed: int) -> Iterator[None]:
+    """Some families draw from Python's global generator: make that repeatable, and leave it as it was. One prints."""
     state = random.getstate()
     random.seed(seed)
     try:
-        yield
+        with redirect_stdout(io.StringIO()):
+            yield
     finally:
         random.setstate(state)
 
@@ -67,7 +69,7 @@ class Family:
 
     def entry(self, index: int, *purpose: object) -> Entry:
         """Draw `index` of the stream of that purpose, always the same one."""
-        with fixed_global_random(derived_seed(self.seed, *purpose, index)):
+        with contained(derived_seed(self.seed, *purpose, index)):
             return dict(self._stream(purpose)[index])
 
     def scored_as(self, entry: Entry) -> tuple[str, Mapping[str, Any]]:
@@ -88,7 +90,8 @@ class Family:
             raise DataError(f'data.dataset_name: reasoning-gym has no task "{self.name}"; it has: {known}')
         try:
             seed = derived_seed(self.seed, *purpose)
-            return self._reasoning_gym.create_dataset(self.name, seed=seed, size=self.size, **self._arguments())
+            with contained(seed):
+                return self._reasoning_gym.create_dataset(self.name, seed=seed, size=self.size, **self._arguments())
         except (TypeError, KeyError, AssertionError, ValueError) as error:
             raise DataError(f'data.dataset: {self.params} does not fit task "{self.name}": {error}') from error
 
