@@ -105,6 +105,7 @@ def request(prompt: sample_pb2.Prompt, index: int) -> Request:
         top_k=sampling.top_k,
         stop_token_ids=tuple(sampling.stop_token_ids),
         stop_strings=tuple(sampling.stop_strings),
+        ignore_eos=sampling.ignore_eos,
     )
 
 
