@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -96,7 +96,6 @@ class LineView:
     """Lines in order of events: for logs, pipes and --no-progress."""
 
     console: Console
-    on_healthy: Callable[[], None] = lambda: None
     steps: Steps = field(default_factory=Steps)
     follows: bool = False
 
@@ -110,9 +109,6 @@ class LineView:
 
     def event(self, event: Event) -> None:
         self.console.print(event_line(event), highlight=False)
-
-    def healthy(self) -> None:
-        self.on_healthy()
 
     def row(self, metrics: dict[str, Any]) -> None:
         self.steps.add(metrics)

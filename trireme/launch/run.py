@@ -36,10 +36,6 @@ class View(Protocol):
         """A service started, answered, died, is restarted, was stopped."""
         ...
 
-    def healthy(self) -> None:
-        """Everything answers."""
-        ...
-
     def row(self, metrics: dict[str, Any]) -> None:
         """A new line of metrics.jsonl."""
         ...
@@ -122,7 +118,6 @@ class Run:
         try:
             self._supervisor.start(self._processes)
             self._save("running")
-            self._view.healthy()
             self._watch(self._interrupts.requested)
         except Interrupted:
             code = INTERRUPTED

@@ -137,8 +137,9 @@ def test_a_second_signal_kills(bench: Bench) -> None:
 
 
 def test_a_signal_while_starting_stops_what_was_started(bench: Bench) -> None:
-    process = bench.up(FAKE_ROLLOUT_0="silent")
-    bench.wait(lambda: len(bench.events()) == 3)
+    process = bench.up("grpo.max_num_steps=1000", FAKE_ROLLOUT_0="silent")
+    started = {"start reward-0", "start rollout-0", "start trainer"}
+    bench.wait(lambda: started <= set(bench.events()))
     process.send_signal(signal.SIGINT)
     code, output = bench.finish(process)
     assert code == 130, output

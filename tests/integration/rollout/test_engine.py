@@ -16,7 +16,7 @@ from tests.integration.rollout.generating import SHARED_PROMPT, TOLERANCE, compl
 from tests.integration.rollout.models import END_OF_TURN, EOS, VOCAB, named_tensors, reference_log_probs
 from trireme.weights.manifest import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_log_probs_follow_the_weights_through_several_updates(bench: Bench) -> None:

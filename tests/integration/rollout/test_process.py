@@ -29,7 +29,7 @@ from trireme.weights.shm import ShmTransport
 
 pytestmark = pytest.mark.slow
 
-START_S = 150
+START_S = 300
 
 
 def write_config(path: Path, model: TinyModel, run: str, redis_url: str) -> Path:
@@ -86,7 +86,7 @@ async def collect(at: RedisStreams, count: int) -> list[Sample]:
     return made
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_server_joins_late_is_killed_and_comes_back(tmp_path: Path, redis_url: str, run_name: str) -> None:
     """Q-12, W-07: it begins with the newest weights and not with its folder's; kill -9 amid a group loses nothing and
     doubles nothing; its successor catches up by itself; SIGTERM ends it with code 0."""
@@ -138,7 +138,7 @@ async def _answers(record: ServiceRecord) -> None:
         assert name in text
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 async def test_a_dead_engine_ends_the_process(tmp_path: Path, redis_url: str, run_name: str) -> None:
     """A server whose engine is gone must not linger: it exits with 1 and says why."""
     model = make_model(tmp_path / "model", tied=True)

@@ -21,7 +21,7 @@ from trireme.contracts.v1 import rollout_pb2, rollout_pb2_grpc
 from trireme.contracts.v1.sample_pb2 import Prompt, Sample
 from trireme.streams.redis import RedisStreams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
 Stub = rollout_pb2_grpc.RolloutServiceStub
 
