@@ -83,12 +83,15 @@ class ScoringProcess:
             return await self._failed("crash", "the scoring process died while the verifier was loaded")
         try:
             async with asyncio.timeout(settings.timeout_s):
-                return decode(await self._read())
+                report = decode(await self._read())
         except TimeoutError:
             self.kill()
             return await self._failed("timeout", f"the verifier timed out after {settings.timeout_s:g} s")
         except (EOFError, ValueError):
             return await self._failed("crash", "the verifier's process died")
+        if report.cause == "memory":  # what is left of it would fail the next request, which is innocent
+            self.kill()
+        return report
 
     async def _begin(self, data: bytes) -> None:
         """Hand the request over and wait until the verifier is loaded. Raises EOFError."""

@@ -101,7 +101,7 @@ def read_exactly(stream: BinaryIO, size: int) -> bytes | None:
 
 
 def serve(verifiers: Registry, requests: BinaryIO, reports: BinaryIO) -> None:
-    """Answer requests until their stream ends, or memory has run out once."""
+    """Answer requests until their stream ends."""
     while (header := read_exactly(requests, HEADER.size)) is not None:
         data = read_exactly(requests, HEADER.unpack(header)[0])
         if data is None:
@@ -112,8 +112,6 @@ def serve(verifiers: Registry, requests: BinaryIO, reports: BinaryIO) -> None:
         send(reports, BEGIN)
         report = problem or judge(verifier, message)
         send(reports, encode(report))
-        if report.cause == "memory":
-            return
 
 
 def limit_memory(mib: int) -> None:
