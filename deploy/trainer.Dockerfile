@@ -20,7 +20,7 @@ COPY services/__init__.py services/
 COPY services/trainer services/trainer
 COPY deploy/healthcheck.py deploy/
 USER trireme
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONHASHSEED=0 HF_HUB_OFFLINE=1
 EXPOSE 50051 9090
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s CMD ["python", "deploy/healthcheck.py", "50051"]
 ENTRYPOINT ["python", "-m", "services.trainer"]

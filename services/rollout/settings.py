@@ -7,20 +7,13 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trireme.config import Config, ConfigError
+from trireme.config import Config
 
-# What makes sampled log-probs those of the policy, and updates possible: not to be overridden by vllm_kwargs.
+# What makes sampled log-probs those of the policy, and updates possible: rule vllm-kwargs keeps others out.
 FIXED = {
     "logprobs_mode": "processed_logprobs",
     "generation_config": "vllm",
     "worker_extension_cls": "services.rollout.worker_extension.WeightReceiver",
-}
-OWN_KEYS = {
-    "model": "policy.model_name",
-    "tokenizer": "policy.tokenizer.name",
-    "dtype": "policy.generation.vllm_cfg.precision",
-    "max_model_len": "policy.generation.vllm_cfg.max_model_len",
-    "seed": "grpo.seed",
 }
 # GiB of KV cache on a CPU when neither the environment nor vllm_kwargs say: the machine's memory is shared with
 # the trainer there, so a share of it (vLLM's default) would be too much.
@@ -66,13 +59,8 @@ class EngineSettings:
 
 
 def engine_settings(config: Config) -> EngineSettings:
-    """Raises ConfigError when policy.generation.vllm_kwargs sets what has a key of its own or must not change."""
+    """What the configuration says of the engine."""
     generation, vllm = config.policy.generation, config.policy.generation.vllm_cfg
-    for key in generation.vllm_kwargs:
-        if key in FIXED:
-            raise ConfigError(f"policy.generation.vllm_kwargs.{key}: must stay {FIXED[key]!r} for training")
-        if key in OWN_KEYS:
-            raise ConfigError(f"policy.generation.vllm_kwargs.{key}: set {OWN_KEYS[key]} instead")
     return EngineSettings(
         model=config.policy.model_name,
         tokenizer=config.policy.tokenizer.name,

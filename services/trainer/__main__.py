@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from services.trainer.data import SPLITS, DataError, load_dataset
 from trireme.config import Config, ConfigError, load_config
 from trireme.telemetry.logs import setup_logging
 
@@ -19,14 +20,21 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, str]:
-    """The configuration and the name of this service."""
+def parse(arguments: Sequence[str]) -> tuple[Config, argparse.Namespace]:
+    """The configuration, and what else was given."""
     parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's YAML file")
     parser.add_argument("--name", default="trainer-0", help="name in the registry and in logs")
+    parser.add_argument("--check-data", action="store_true", help="read the prompts of both splits, then end")
     parser.add_argument("overrides", nargs="*", help="key=value, over the file")
     given = parser.parse_args(arguments)
-    return load_config(given.config, given.overrides), given.name
+    return load_config(given.config, given.overrides), given
+
+
+def check(config: Config) -> None:
+    """Read the data as training will. Raises DataError naming key, file or row."""
+    for split in SPLITS:
+        load_dataset(config.data, config.env, split, config.grpo.seed)
 
 
 def run(config: Config, name: str) -> None:
@@ -57,15 +65,21 @@ def run(config: Config, name: str) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 when the run ended or drained, 1 when it failed, 2 for a configuration that cannot run."""
+    """Exit code: 0 when the run ended or drained, 1 when it failed, 2 for unusable configuration or data."""
     try:
-        config, name = parse(sys.argv[1:])
-    except ConfigError as error:
+        config, given = parse(sys.argv[1:])
+        if given.check_data:
+            check(config)
+            return 0
+    except (ConfigError, DataError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
-    setup_logging(name)
+    setup_logging(given.name)
     try:
-        run(config, name)
+        run(config, given.name)
+    except DataError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
     except Exception:  # the last line of defence: whatever it was goes into the log with its traceback
         log.exception("the trainer failed")
         return EXIT_FAILED

@@ -26,11 +26,18 @@ def check(
     config: ConfigPath,
     overrides: Overrides = None,
     model: Annotated[bool, typer.Option(help="Also check the model folder that the file names.")] = True,
+    data: Annotated[
+        bool, typer.Option(help="Also read all prompts, as `up` does; needs the trainer installed.")
+    ] = False,
 ) -> None:
     """Check a file and everything it names, without starting anything; exit code 2 and the reason where it is wrong."""
     with refusing_bad_input():
         loaded = _load(config, overrides)
         found = check_model_folder(loaded.config) if model else None
+        if data:
+            from trireme.launch.data import check_data  # with gRPC and more behind it
+
+            check_data(config, overrides or (), loaded.config.rollout.startup_timeout_s)
     if model and found is None:
         typer.echo(f"note: {loaded.config.policy.model_name} is not on this machine, so it was not checked", err=True)
     typer.echo(f"{config}: ok")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -12,11 +14,12 @@ from trireme.cli.runs import find_run
 from trireme.launch.rundir import RunDirectory
 
 POLL_S = 0.1
+LAST_WORDS_S = 20.0  # to print the summary and end, after the directory is released
 SECOND_SIGNAL_S = 0.5  # two signals at the same moment could count as one
 
 
 def down(run_dir: Path | None, *, now: bool) -> int:
-    """Returns 0 once the run has released its directory, also when there was nothing to stop."""
+    """Returns 0 once the run's process has ended, also when there was nothing to stop."""
     directory = find_run(run_dir)
     pid = _holder(directory)
     if pid is None:
@@ -42,5 +45,10 @@ def _holder(directory: RunDirectory) -> int | None:
 
 
 def _wait(directory: RunDirectory, pid: int) -> None:
+    """Until the directory is free and the process, which then only prints its summary, is gone."""
     while directory.holder() == pid:
         time.sleep(POLL_S)
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        select.select([process], [], [], LAST_WORDS_S)
+        os.close(process)

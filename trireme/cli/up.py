@@ -17,6 +17,7 @@ from trireme.cli.summary import load_summary, summary_table
 from trireme.config import Config, ConfigError
 from trireme.config.loader import load
 from trireme.config.model_rules import check_model_folder
+from trireme.launch.data import check_data
 from trireme.launch.interrupts import Interrupts
 from trireme.launch.logs import last_lines
 from trireme.launch.plan import PlanError, describe, make_plan, require_free_ports, require_installed
@@ -50,6 +51,7 @@ def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, pro
     directory = RunDirectory(config.run.dir)
     try:
         _check_machine(config)
+        check_data(path, overrides, config.rollout.startup_timeout_s)
         if dry_run:
             return _dry_run(config, directory)
         if detach:

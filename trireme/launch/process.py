@@ -15,8 +15,9 @@ from pathlib import Path
 from trireme.launch.logs import last_lines
 from trireme.registry import Kind
 
-# Logs without delay; and a folder called `services` where the user happens to stand must not be taken for ours.
-ALWAYS = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+# Logs without delay; a folder called `services` where the user happens to stand must not be taken for ours; and tasks
+# that are drawn from sets of text must be drawn alike when a run is resumed.
+ALWAYS = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"}
 POLL_S = 0.05
 KILL_WAIT_S = 10.0  # for the kernel to free a killed tree's memory
 

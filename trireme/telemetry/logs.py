@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PASSWORD = re.compile(r"(rediss?://[^:@/\s]*):[^@\s]*@")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_NOISE = frozenset({"vllm_process_name"})  # vLLM adds it to every record of a process that imports it
 
 
 def setup_logging(service: str, level: str = "INFO", file: Path | None = None) -> None:
@@ -49,7 +50,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD | _NOISE}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _PASSWORD.sub(r"\1:***@", json.dumps(line, default=str, ensure_ascii=False))

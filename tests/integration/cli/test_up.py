@@ -42,6 +42,13 @@ def test_exits_with_the_trainers_code(bench: Bench) -> None:
     assert RunDirectory(bench.run_dir).load_state().exit_code == 3
 
 
+def test_bad_data_is_refused_before_anything_starts(bench: Bench) -> None:
+    code, output = bench.finish(bench.up(FAKE_DATA="prompts.jsonl, row 3: is not JSON"))
+    assert code == 2
+    assert "prompts.jsonl, row 3: is not JSON" in output and "Traceback" not in output
+    assert bench.events() == [] and not bench.run_dir.exists()
+
+
 def test_the_redis_password_is_in_no_command_line(bench: Bench) -> None:
     process = bench.up(FAKE_STEP_S="30")
     bench.wait(lambda: "start trainer" in bench.events())

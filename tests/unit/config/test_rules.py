@@ -231,6 +231,12 @@ CASES = [
         ["data.system_prompt", "data.system_prompt_file"],
         ["data.system_prompt=null"],
     ),
+    (
+        "vllm-kwargs",
+        ["policy.generation.vllm_kwargs={seed: 3}"],
+        ["policy.generation.vllm_kwargs.seed", "grpo.seed"],
+        ["policy.generation.vllm_kwargs={max_num_seqs: 64}"],
+    ),
 ]
 
 

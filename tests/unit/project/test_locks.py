@@ -28,7 +28,8 @@ def test_the_base_install_checks_a_configuration(tmp_path: Path) -> None:
     """`trireme config check` needs neither torch nor vLLM nor anything else beyond the base."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     example = ROOT / "examples" / "grpo_smollm2.yaml"
-    done = run("base", "trireme", "config", "check", str(example), f"data.dataset_name={tmp_path}/prompts.jsonl")
+    changes = [f"data.dataset_name={tmp_path}/prompts.jsonl", "policy.model_name=HuggingFaceTB/SmolLM2-135M-Instruct"]
+    done = run("base", "trireme", "config", "check", str(example), *changes)
     assert done.returncode == 0, done.stderr
     assert "ok" in done.stdout
     done = run("base", "trireme", "config", "check", str(example), "grpo.sed=1")

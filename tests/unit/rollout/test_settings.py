@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.rollout.settings import EngineSettings, engine_settings, set_cpu_environment
+from services.rollout.settings import FIXED, EngineSettings, engine_settings, set_cpu_environment
 from trireme.config import ConfigError, from_tree
 
 BASE = {
@@ -44,8 +44,7 @@ def test_a_cpu_shares_small_blocks_and_prefills_whole_prompts() -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("logprobs_mode", "vllm_kwargs.logprobs_mode: must stay 'processed_logprobs'"),
-        ("generation_config", "must stay 'vllm'"),
+        *((key, f"vllm_kwargs.{key} is set by the rollout service") for key in FIXED),
         ("dtype", "set policy.generation.vllm_cfg.precision instead"),
     ],
 )

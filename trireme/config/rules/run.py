@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 RULES: list[Rule] = []
 rule = rule_into(RULES)
 OPTIMIZER = "policy.megatron_cfg.optimizer"
+VLLM = "policy.generation.vllm_cfg"
+# Engine arguments that have a key of their own.
+ENGINE_KEYS = {
+    "model": "policy.model_name",
+    "tokenizer": "policy.tokenizer.name",
+    "dtype": f"{VLLM}.precision",
+    "max_model_len": f"{VLLM}.max_model_len",
+    "enforce_eager": f"{VLLM}.enforce_eager",
+    "tensor_parallel_size": f"{VLLM}.tensor_parallel_size",
+    "pipeline_parallel_size": f"{VLLM}.pipeline_parallel_size",
+    "gpu_memory_utilization": f"{VLLM}.gpu_memory_utilization",
+    "seed": "grpo.seed",
+}
+# Those that make sampled log-probs the policy's own, and weight updates possible; the rollout service sets them.
+ENGINE_FIXED = ("logprobs_mode", "generation_config", "worker_extension_cls")
 
 
 @rule("learning-rates-in-order")
@@ -88,3 +103,13 @@ def _system_prompt(config: Config) -> Iterator[str]:
     """The system message comes from one place."""
     if config.data.system_prompt is not None and config.data.system_prompt_file is not None:
         yield "data.system_prompt and data.system_prompt_file are both set; set one to null"
+
+
+@rule("vllm-kwargs")
+def _vllm_kwargs(config: Config) -> Iterator[str]:
+    """Free engine arguments change neither what has a key of its own nor what training relies on."""
+    for key in config.policy.generation.vllm_kwargs:
+        if key in ENGINE_FIXED:
+            yield f"policy.generation.vllm_kwargs.{key} is set by the rollout service: leave it out"
+        elif key in ENGINE_KEYS:
+            yield f"policy.generation.vllm_kwargs.{key} has a key of its own: set {ENGINE_KEYS[key]} instead"

@@ -1,6 +1,6 @@
 """Stand-in for the trainer: counts steps of FAKE_STEP_S seconds, writes its files, drains when asked to.
 
-FAKE_EXIT is its exit code after the last step.
+FAKE_EXIT is its exit code after the last step; FAKE_DATA what it says against the data.
 """
 
 import asyncio
@@ -11,6 +11,9 @@ import sys
 from services.fake import Settings, arguments, note, run
 from trireme.contracts.v1 import trainer_pb2, trainer_pb2_grpc
 
+if "--check-data" in sys.argv:
+    sys.stderr.write(os.environ.get("FAKE_DATA", ""))
+    sys.exit(2 if "FAKE_DATA" in os.environ else 0)
 settings, name = arguments("trainer")
 
 
