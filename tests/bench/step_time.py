@@ -92,9 +92,8 @@ def ours(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     verifiers = VerifierSeconds(port)
     verifiers.start()
     arguments = [f"{key}={value}" for key, value in overrides.items()] + given.overrides
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment(given.threads), timeout=TIMEOUT_S, check=False
-    )
+    variables = {**environment(given.threads), "PYTHONPATH": str(HERE)}  # where the verifier is
+    done = subprocess.run([*command, *arguments], cwd=ROOT, env=variables, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         raise SystemExit(f"our run failed with exit code {done.returncode}; its logs: {folder / 'run' / 'logs'}")
     return measured(folder / "run" / "metrics.jsonl") | {"reward": verifiers.per_step()}

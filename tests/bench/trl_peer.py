@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from work import LEARNING_RATE, NEW_TOKENS, PROMPTS_PER_STEP, SAMPLES_PER_PROMPT, TOKENS_PER_STEP, read_rows
+from work import LEARNING_RATE, NEW_TOKENS, PROMPTS_PER_STEP, SAMPLES_PER_PROMPT, TOKENS_PER_STEP, read_rows, spread
 
 
 class Timed(GRPOTrainer):
@@ -67,9 +67,8 @@ class Clock(TrainerCallback):
         print(f"TRL step {len(self.steps)}: {step}", flush=True)
 
 
-def correct(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
-    """1 for the right answer and nothing else, as our verifier `exact`."""
-    return [float(c[0]["content"].strip() == a) for c, a in zip(completions, answer, strict=True)]
+def reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
+    return [spread(completion[0]["content"]) for completion in completions]
 
 
 def settings(folder: str, precision: str, steps: int) -> GRPOConfig:
@@ -109,7 +108,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         clock.trainer = Timed(
             model=given.model,
-            reward_funcs=correct,
+            reward_funcs=reward,
             args=settings(folder, given.precision, given.steps + 1),
             train_dataset=Dataset.from_list(prompts),
             processing_class=AutoTokenizer.from_pretrained(given.model, padding_side="left"),

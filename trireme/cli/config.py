@@ -37,7 +37,7 @@ def check(
         if data:
             from trireme.launch.data import check_data  # with gRPC and more behind it
 
-            check_data(config, overrides or (), loaded.config.rollout.startup_timeout_s)
+            check_data(config, overrides or (), loaded.config.trainer.startup_timeout_s)
     if model and found is None:
         typer.echo(f"note: {loaded.config.policy.model_name} is not on this machine, so it was not checked", err=True)
     typer.echo(f"{config}: ok")

@@ -86,6 +86,7 @@ def _clear(folder: Path) -> None:
 
 def convert(source: Path, folder: Path) -> None:
     """Dequantize `source` into `folder`: weights in bf16, tokenizer with its chat template, generation defaults."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar for each of two steps, in a log too
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
     from transformers.utils import logging

@@ -51,7 +51,7 @@ def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, pro
     directory = RunDirectory(config.run.dir)
     try:
         _check_machine(config)
-        check_data(path, overrides, config.rollout.startup_timeout_s)
+        check_data(path, overrides, config.trainer.startup_timeout_s)
         if dry_run:
             return _dry_run(config, directory)
         if detach:

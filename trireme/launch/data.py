@@ -20,6 +20,6 @@ def check_data(path: Path, overrides: Sequence[str], timeout_s: float) -> None:
             command, env={**os.environ, **ALWAYS}, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"reading the data of {path} took over {timeout_s:g} s (rollout.startup_timeout_s)") from None
+        raise ConfigError(f"reading the data of {path} took over {timeout_s:g} s (trainer.startup_timeout_s)") from None
     if done.returncode:
         raise ConfigError(done.stderr.strip() or f"reading the data of {path} ended with code {done.returncode}")

@@ -123,7 +123,7 @@ class Maker:
             command=service_command("trainer", self.directory.config, name="trainer", ranks=self.config.trainer.nproc),
             log=self.directory.log("trainer"),
             environment=self._environment(threads, self.gpus.trainer if self.gpus else None),
-            startup_timeout_s=self.config.rollout.startup_timeout_s,
+            startup_timeout_s=self.config.trainer.startup_timeout_s,
         )
 
     def _replica(self, kind: Kind, index: int, environment: Mapping[str, str]) -> ProcessSpec:

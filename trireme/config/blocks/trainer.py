@@ -19,4 +19,7 @@ class TrainerConfig(Listening):
         3, ge=1, description="Steps in a row skipped for a non-finite gradient after which the run fails."
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; null leaves PyTorch's choice.")
+    startup_timeout_s: float = Field(
+        600.0, gt=0, description="Seconds until a trainer that has read no data, or does not answer yet, is an error."
+    )
     refill_timeout_s: float = Field(600.0, gt=0, description="Seconds without a scored sample after which it fails.")
