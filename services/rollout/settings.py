@@ -71,7 +71,7 @@ def engine_settings(config: Config) -> EngineSettings:
         tensor_parallel_size=vllm.tensor_parallel_size,
         pipeline_parallel_size=vllm.pipeline_parallel_size,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
-        extra=dict(generation.vllm_kwargs),
+        extra={key: value for key, value in generation.vllm_kwargs.items() if value is not None},
     )
 
 

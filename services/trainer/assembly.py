@@ -51,11 +51,12 @@ class Member:
 
 @dataclass
 class Group:
-    """All samples of one prompt. members: by index, of which `size` make it complete."""
+    """All samples of one prompt. members: by index, of which `size` make it complete. fate: why it was dropped."""
 
     id: str
     size: int
     members: dict[int, Member] = field(default_factory=dict)
+    fate: str = ""
 
     @property
     def complete(self) -> bool:
@@ -84,6 +85,14 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.members)
+
+
+def _trouble(group: Group) -> str:
+    """What befell the first member of a group of which none is valid."""
+    member = next(iter(group))
+    if member.sample is None:
+        return member.note
+    return member.sample.reward.infrastructure_failure.reason or "its generation was aborted"
 
 
 def oldest_version(sample: sample_pb2.Sample) -> int:
@@ -161,9 +170,11 @@ class Assembler:
         for group in self.waiting:
             oldest = group.oldest_version
             if oldest is not None and version - oldest > self.max_staleness:
-                self._drop(group, "stale")
+                self._drop(
+                    group, "stale", f"stale (sampled by version {oldest} for version {version}; see rollout logs)"
+                )
             elif group.complete and not group.usable:
-                self._drop(group, "unusable")
+                self._drop(group, "unusable", f"unusable ({_trouble(group)}; see rollout and reward logs)")
 
     def take_dropped(self) -> list[Group]:
         """The groups dropped since the last call, for the caller to acknowledge and to admit anew."""
@@ -231,7 +242,8 @@ class Assembler:
         if group.complete:
             self._complete[group_id] = self._groups.pop(group_id)
 
-    def _drop(self, group: Group, why: str) -> None:
+    def _drop(self, group: Group, why: str, fate: str) -> None:
+        group.fate = fate
         self._groups.pop(group.id, None)
         self._complete.pop(group.id, None)
         self._finished.add(group.id)

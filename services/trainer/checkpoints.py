@@ -7,10 +7,12 @@ any other name is an unfinished one: a kill at any moment leaves the previous ch
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,10 +102,18 @@ class Checkpoints:
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
         """Better is larger: by the metric where it was measured, then by step."""
-        value = checkpoint.state().get("metrics", {}).get(self._metric) if self._metric else None
-        if value is None:
+        value = self._measured(checkpoint)
+        if value is None or math.isnan(value):
             return (False, 0.0, checkpoint.step)
         return (True, value if self._higher else -value, checkpoint.step)
+
+    def _measured(self, checkpoint: Checkpoint) -> float | None:
+        """An older checkpoint that cannot be read ranks as one that was not measured: the new one is complete."""
+        if self._metric is None:
+            return None
+        with suppress(CheckpointError):
+            return checkpoint.state().get("metrics", {}).get(self._metric)
+        return None
 
 
 def _write_durably(path: Path, text: str) -> None:

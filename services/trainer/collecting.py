@@ -65,7 +65,7 @@ class Collector:
         self.pending: OrderedDict[str, sample_pb2.Prompt] = OrderedDict()  # groups in flight, by admission
         self._config, self._source, self._steps_left = config, source, steps_left
         self._prompts, self._scored, self._dead = streams.prompts, streams.scored, streams.dead
-        self._dead_until = "0-0"
+        self._dead_until: str | None = None  # dead letters read so far; those of an earlier life are not ours
         self._law = Law(config.grpo.num_prompts_per_step, config.staleness.max_versions)
         # Chosen by the `collect` under way. Until it returns they are in flight, and a checkpoint keeps their prompts.
         self._chosen: dict[str, Group] = {}
@@ -73,18 +73,29 @@ class Collector:
         self._exhausted = False
 
     async def admit(self, version: int, *, training: bool = False) -> int:
-        """Put as many prompts into the stream as may be used in time; how many."""
+        """Put as many prompts into the stream as may be used in time; how many.
+
+        They are pending before the first is put: whoever is cancelled in between loses none of them.
+        """
         steps_left = self._steps_left() - (1 if training else 0)
         now = Observation(version, len(self.pending), steps_left, training)
         count = admit(self._law, now)
         dealt = self._source.next(count) if count else []
         self._exhausted = len(dealt) < count
-        for prepared in dealt:
-            prompt = training_prompt(self._config, prepared, serial=self._serial, version=version)
-            self._serial += 1
-            self.pending[prompt.group_id] = prompt
+        prompts = [
+            training_prompt(self._config, prepared, serial=self._serial + number, version=version)
+            for number, prepared in enumerate(dealt)
+        ]
+        self._serial += len(prompts)
+        await self._put(prompts)
+        return len(prompts)
+
+    async def _put(self, prompts: Sequence[sample_pb2.Prompt]) -> None:
+        self.pending |= {prompt.group_id: prompt for prompt in prompts}
+        if self._dead_until is None:
+            self._dead_until = await self._dead.newest()
+        for prompt in prompts:
             await self._prompts.put(prompt.SerializeToString())
-        return len(dealt)
 
     async def collect(self, version: int) -> list[Group]:
         """The groups of the step that updates weights `version`, admitting as needed.
@@ -119,7 +130,7 @@ class Collector:
         return [group for number, group in enumerate(groups) if keep[flat.groups == number].any()]
 
     async def _next_groups(self, count: int, version: int) -> list[Group]:
-        heard, dropped = time.monotonic(), 0
+        heard, dropped, why = time.monotonic(), 0, ""
         while True:
             await self.admit(version)
             groups = self._ready(count, version)
@@ -131,9 +142,10 @@ class Collector:
             entries = await self._scored.take(TAKE, POLL_S)
             await self._add(entries)
             await self._give_up_dead()
-            dropped += self._forget_dropped(version)
+            for group in self._drop_unusable(version):
+                dropped, why = dropped + 1, group.fate
             if dropped > MOST_DROPPED * self._law.groups_per_step:
-                raise StarvedError(f"{dropped} groups in a row were too old for version {version}: see rollout logs")
+                raise StarvedError(f"{dropped} groups in a row could not be used, the last one because it was {why}")
             heard = time.monotonic() if entries else heard
             if time.monotonic() - heard > self._config.trainer.refill_timeout_s:
                 raise StarvedError(await self._where_it_hangs())
@@ -163,21 +175,20 @@ class Collector:
 
     async def _give_up_dead(self) -> None:
         """What another service gave up on will not come: its place in the group is filled with an unusable member."""
-        for letter in await self._dead.read(self._dead_until):
+        for letter in await self._dead.read(self._dead_until or "0-0"):
             self._dead_until = letter.id
-            with suppress(DecodeError):  # garbage that names no group holds nobody up
+            with suppress(DecodeError, ValueError):  # garbage that names no possible place holds nobody up
                 for group_id, index, size in _places(letter):
                     if group_id in self.pending:
                         self.assembler.give_up(group_id, index, size, letter.reason)
 
-    def _forget_dropped(self, version: int) -> int:
+    def _drop_unusable(self, version: int) -> list[Group]:
         self.assembler.expire(version)
         dropped = self.assembler.take_dropped()
         self._forget(group.id for group in dropped)
         for group in dropped:
-            facts = {"group": group.id, "oldest": group.oldest_version, "version": version}
-            log.warning("group dropped", extra=facts)
-        return len(dropped)
+            log.warning("group dropped", extra={"group": group.id, "reason": group.fate, "version": version})
+        return dropped
 
     async def _where_it_hangs(self) -> str:
         return (
@@ -198,11 +209,10 @@ class Collector:
         """Inverse of `state`: admits the pending prompts again, to be sampled under `version` or newer."""
         self._serial = state["serial"]
         self._source.restore(state["source"])
-        for encoded in state["pending"]:
-            prompt = sample_pb2.Prompt.FromString(base64.b64decode(encoded))
+        prompts = [sample_pb2.Prompt.FromString(base64.b64decode(encoded)) for encoded in state["pending"]]
+        for prompt in prompts:
             prompt.admitted_version = prompt.min_weight_version = version
-            self.pending[prompt.group_id] = prompt
-            await self._prompts.put(prompt.SerializeToString())
+        await self._put(prompts)
 
 
 def _places(letter: DeadLetter) -> list[tuple[str, int, int]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from trireme.config import Config
 from trireme.contracts.grpc import serve
 from trireme.contracts.v1 import trainer_pb2_grpc, weights_pb2
 from trireme.registry import LOCK_TTL_S, Registry, RunLocked, ServiceRecord
+from trireme.streams.errors import StreamsError
 from trireme.streams.redis import RedisStreams
 from trireme.tasks import end
 from trireme.telemetry.http import serve_http
@@ -44,6 +46,8 @@ from trireme.weights.choose import make_transport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 2.0
 # A killed trainer's lock ends by itself; whoever starts it again waits that long, and a little for clocks.
@@ -60,7 +64,8 @@ async def lead(
     leader = Leader(backend, channel) if channel is not None else None
     async with AsyncExitStack() as stack:
         if leader is not None:
-            stack.callback(leader.end)
+            # On the thread that owns the backend: after whatever it is still at.
+            stack.push_async_callback(asyncio.get_running_loop().run_in_executor, compute, leader.end)
         streams = await stack.enter_async_context(_streams(config))
         registry = Registry(streams.client, config.run.name)
         holder = f"{name}, process {os.getpid()} on {socket.gethostname()}"
@@ -215,7 +220,10 @@ async def _announced(registry: Registry, record: Callable[[], ServiceRecord]) ->
 
     async def announce() -> None:
         while True:
-            await registry.announce(record())
+            try:
+                await registry.announce(record())
+            except StreamsError as error:
+                log.warning("cannot announce the trainer: %s", error)
             await asyncio.sleep(ANNOUNCE_S)
 
     task = asyncio.create_task(announce())
@@ -223,7 +231,8 @@ async def _announced(registry: Registry, record: Callable[[], ServiceRecord]) ->
         yield
     finally:
         await end(task)
-        await registry.withdraw(record())
+        with suppress(StreamsError):  # the record ends by itself
+            await registry.withdraw(record())
 
 
 def _record(name: str, address: str, metrics_address: str, config: Config, state: LoopState) -> ServiceRecord:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import torch
 
 from services.trainer.assembly import Group
@@ -27,7 +28,7 @@ from services.trainer.publishing import Publisher
 from services.trainer.recorders import JsonLines, Recorder, sample_row
 from services.trainer.server import LoopState
 from services.trainer.summary import Summary
-from services.trainer.validation import ValidationResult, Validator
+from services.trainer.validation import NoServers, ValidationResult, Validator
 from trireme.config import Config
 from trireme.registry import Kind, Registry
 from trireme.tasks import end
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXPORT_FOLDER = "hf"
+VALIDATION_ATTEMPTS = 3
 
 
 class NonFiniteError(Exception):
@@ -77,7 +79,7 @@ class TrainingLoop:
         started = time.monotonic()
         await self._resume()
         await self._publish()
-        await self._parts.servers_ready()
+        await self._until_drained(self._parts.servers_ready())
         if self._state.step == 0 and self._config.grpo.val_at_start:
             await self._validate()
         while self.steps_left > 0 and not self._state.drain.is_set():
@@ -120,15 +122,28 @@ class TrainingLoop:
         return report.metrics()
 
     async def _validate(self) -> None:
-        if self._parts.validator is None:
+        """Measure the policy; given up at a drain. A failure costs the measurement, never the run."""
+        if self._parts.validator is None or self._state.drain.is_set():
             return
         self._state.phase = "validating"
         started = time.monotonic()
-        rollouts, rewards = await self._addresses("rollout"), await self._addresses("reward")
-        result = await self._parts.validator.run(rollouts, rewards, self._parts.publisher.version)
+        result = await self._until_drained(self._validated(self._parts.validator))
+        if result is None:
+            return
         self._report(self._state.step, result.metrics() | {"timing/validation/total": time.monotonic() - started})
         self._summary.validated(result.accuracy)
         self._show_samples(result)
+
+    async def _validated(self, validator: Validator) -> ValidationResult | None:
+        """Servers may die and come back at other addresses meanwhile."""
+        for attempt in range(VALIDATION_ATTEMPTS):
+            try:
+                await self._parts.servers_ready()
+                rollouts, rewards = await self._addresses("rollout"), await self._addresses("reward")
+                return await validator.run(rollouts, rewards, self._parts.publisher.version)
+            except (grpc.aio.AioRpcError, TimeoutError, NoServers) as error:
+                log.error("validation failed", extra={"attempt": attempt + 1, "reason": str(error)})
+        return None
 
     async def _addresses(self, kind: Kind) -> list[str]:
         return [record.address for record in await self._parts.registry.list(kind)]
@@ -160,6 +175,8 @@ class TrainingLoop:
         state = found.state()
         log.info("resuming", extra={"checkpoint": str(found.path), "step": state["step"]})
         await self._on_compute(self._parts.backend.restore, found.policy)
+        for rows in (*self._parts.recorders, self._parts.samples):
+            rows.rewind(state["step"])
         self._state.step = self._checkpointed_at = state["step"]
         self._state.metrics = state["metrics"]
         self._summary.restore(state["summary"])
@@ -202,11 +219,13 @@ class TrainingLoop:
         counters = self._parts.collector.assembler.counters
         generated = float(sum(len(sample.response_token_ids) for sample in learned.samples))
         metrics = learned.metrics | published
+        # Ahead of training, generation goes on while a step trains: there the wait says nothing of its speed.
+        generating = total if self._config.staleness.max_versions else waited
         metrics |= {
             "timing/train/generation": waited,
             "timing/train/total_step_time": total,
             "train/generated_tokens": generated,
-            "train/generation_tokens_per_s": generated / waited if waited > 0 else 0.0,
+            "train/generation_tokens_per_s": generated / generating if generating > 0 else 0.0,
             "train/stale_groups_total": float(counters["stale_groups"]),
             "train/duplicate_samples_total": float(counters["duplicate_samples"]),
         }

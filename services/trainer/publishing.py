@@ -24,8 +24,20 @@ from trireme.weights.manifest import build
 log = logging.getLogger(__name__)
 
 
+# A server that is gone or slow: it, or its successor, catches up from the manifest.
+TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
 class PublishError(Exception):
-    """No rollout server took the new weights."""
+    """Every rollout server refused the new weights."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a server did not take the weights. refused: it answered so, and waiting will not change its mind."""
+
+    text: str
+    refused: bool
 
 
 @dataclass(frozen=True)
@@ -58,36 +70,44 @@ class Publisher:
         self._timeout_s, self._in_flight = timeout_s, in_flight
 
     async def publish(self, tensors: Iterable[tuple[str, Tensor]]) -> PublishReport:
-        """Publish `tensors` as the next version. Raises PublishError when servers exist and none took it."""
+        """Publish `tensors` as the next version. Raises PublishError when servers exist and all refuse it.
+
+        Those that cannot be reached are counted only: the prompts' minimum version keeps the step waiting for them.
+        """
         started = time.monotonic()
         manifest = await asyncio.to_thread(self._offer, self.version + 1, tensors)
         await self._registry.set_manifest(manifest.SerializeToString())
         self.version = manifest.version
         offered = time.monotonic()
         updated, failed = await self._tell_servers(manifest)
-        if failed and not updated:
-            raise PublishError(f"no rollout server took weight version {self.version}: {'; '.join(failed)}")
-        return PublishReport(self.version, offered - started, time.monotonic() - offered, tuple(updated), tuple(failed))
+        texts = tuple(failure.text for failure in failed)
+        if failed and not updated and all(failure.refused for failure in failed):
+            raise PublishError(f"no rollout server took weight version {self.version}: {'; '.join(texts)}")
+        return PublishReport(self.version, offered - started, time.monotonic() - offered, tuple(updated), texts)
 
     def _offer(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> weights_pb2.WeightManifest:
         named = list(tensors)
         return self._transport.offer(build(version, self._run, named), named)
 
-    async def _tell_servers(self, manifest: weights_pb2.WeightManifest) -> tuple[list[str], list[str]]:
+    async def _tell_servers(self, manifest: weights_pb2.WeightManifest) -> tuple[list[str], list[Failure]]:
         servers = await self._registry.list("rollout")
         outcomes = await asyncio.gather(*(self._update(server.address, manifest) for server in servers))
-        failed = [f"{s.name} at {s.address}: {error}" for s, error in zip(servers, outcomes, strict=True) if error]
+        failed = [
+            Failure(f"{server.name} at {server.address}: {error.text}", error.refused)
+            for server, error in zip(servers, outcomes, strict=True)
+            if error
+        ]
         for failure in failed:
             # The server has left rotation by itself and will catch up from the registry's manifest.
-            log.warning("weight update failed", extra={"server": failure, "version": manifest.version})
+            log.warning("weight update failed", extra={"server": failure.text, "version": manifest.version})
         return [s.name for s, error in zip(servers, outcomes, strict=True) if not error], failed
 
-    async def _update(self, address: str, manifest: weights_pb2.WeightManifest) -> str | None:
+    async def _update(self, address: str, manifest: weights_pb2.WeightManifest) -> Failure | None:
         """None, or why the server did not update."""
         request = rollout_pb2.UpdateWeightsRequest(manifest=manifest, in_flight=self._in_flight)
         async with channel(address) as target:
             try:
                 await rollout_pb2_grpc.RolloutServiceStub(target).UpdateWeights(request, timeout=self._timeout_s)
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details()}"
+                return Failure(f"{error.code().name}: {error.details()}", error.code() not in TRANSIENT)
         return None

@@ -25,6 +25,10 @@ class Recorder(Protocol):
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after `step`, which a resumed run records again; where that can be forgotten."""
+        return
+
     def close(self) -> None: ...
 
 
@@ -33,6 +37,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -44,11 +49,21 @@ class JsonLines:
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self.write({"step": step, **finite})
 
+    def rewind(self, step: int) -> None:
+        """Drop the rows of later steps, and a last line that a crash cut off; the file is replaced at once or not."""
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        beside = self._path.with_suffix(".rewound")
+        beside.write_text("".join(kept), encoding="utf-8")
+        self._file.close()
+        beside.replace(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
     def close(self) -> None:
         self._file.close()
 
 
-class Prometheus:
+class Prometheus(Recorder):
     """The last value of every metric, for the service's /metrics."""
 
     _gauge = Gauge("trireme_trainer_metric", "Last value of a training metric, by its name in metrics.jsonl", ["name"])
@@ -63,7 +78,7 @@ class Prometheus:
         """Nothing to close."""
 
 
-class TensorBoard:
+class TensorBoard(Recorder):
     """Scalars through torch.utils.tensorboard."""
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
@@ -79,7 +94,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Recorder):
     """Weights & Biases, configured by `logger.wandb`."""
 
     def __init__(self, config: Config, options: Mapping[str, Any]) -> None:
@@ -93,7 +108,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Recorder):
     """MLflow, configured by `logger.mlflow`."""
 
     def __init__(self, config: Config, options: Mapping[str, Any]) -> None:

@@ -17,6 +17,10 @@ RETRIES = retry_if_exception_type(grpc.aio.AioRpcError)
 ATTEMPTS = 3
 
 
+class NoServers(Exception):
+    """There is nobody to generate, or nobody to score."""
+
+
 @dataclass(frozen=True)
 class ValidationResult:
     """Scores of one evaluation.
@@ -61,7 +65,12 @@ class Validator:
         self._policy_failure_score = policy_failure_score
 
     async def run(self, rollouts: Sequence[str], rewards: Sequence[str], version: int) -> ValidationResult:
-        """Evaluate weights `version`. `rollouts` and `rewards` are addresses; load is dealt over them in turn."""
+        """Evaluate weights `version`. `rollouts` and `rewards` are addresses; load is dealt over them in turn.
+
+        Raises NoServers, or AioRpcError when a call fails again and again.
+        """
+        if not rollouts or not rewards:
+            raise NoServers(f"{len(rollouts)} rollout and {len(rewards)} reward servers are registered")
         servers, scorers = itertools.cycle(rollouts), itertools.cycle(rewards)
         channels = {address: channel(address) for address in {*rollouts, *rewards}}
         gate = asyncio.Semaphore(self._concurrency)

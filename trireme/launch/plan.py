@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from trireme.config import Config
 from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.contracts.grpc import bind_error
 from trireme.launch.process import ProcessSpec
-from trireme.launch.resources import THREAD_VARIABLES, Cores, Gpus, divide_cores, divide_gpus
+from trireme.launch.resources import KEEP_MEMORY, THREAD_VARIABLES, Cores, Gpus, divide_cores, divide_gpus
 from trireme.launch.rundir import RunDirectory
 from trireme.registry import Kind
 
@@ -111,7 +112,7 @@ class Maker:
 
     def rollout(self, index: int) -> ProcessSpec:
         own = self.cores.rollout[index]
-        environment = self._environment(len(own), self.gpus.rollout[index] if self.gpus else None)
+        environment = self._environment(len(own), self.gpus.rollout[index] if self.gpus else None) | self._allocator()
         environment["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(own, gpus_per_replica(self.config))
         return self._replica("rollout", index, environment)
 
@@ -122,7 +123,7 @@ class Maker:
             name="trainer",
             command=service_command("trainer", self.directory.config, name="trainer", ranks=self.config.trainer.nproc),
             log=self.directory.log("trainer"),
-            environment=self._environment(threads, self.gpus.trainer if self.gpus else None),
+            environment=self._environment(threads, self.gpus.trainer if self.gpus else None) | self._allocator(),
             startup_timeout_s=self.config.trainer.startup_timeout_s,
         )
 
@@ -138,6 +139,10 @@ class Maker:
             startup_timeout_s=self.config.rollout.startup_timeout_s,
             restartable=True,
         )
+
+    def _allocator(self) -> dict[str, str]:
+        """Without GPUs, unless the user has settings of their own."""
+        return {} if self.gpus or KEEP_MEMORY.keys() & os.environ.keys() else KEEP_MEMORY
 
     def _environment(self, threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
         environment = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), REDIS_URL_VARIABLE: self.redis_url}

@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# A step on a CPU asks for the same large buffers again and again. The GNU allocator maps and unmaps each anew, half a
+# million page faults a step of a small model; so it is told to keep what it has, in one place.
+KEEP_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -69,7 +70,8 @@ class MetricsTail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            # A resumed trainer drops the rows of steps that it takes again.
+            self._offset = file.seek(min(self._offset, file.seek(0, os.SEEK_END)))
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)

@@ -247,6 +247,11 @@ class RedisDeadLetters:
         rows = await self._link.call(lambda: self._redis.xrange(self.key, min=f"({after}", count=count))
         return [_dead_letter(entry_id.decode(), fields) for entry_id, fields in rows]
 
+    async def newest(self) -> str:
+        """The id of the last letter, "0-0" when there is none: where to read on to hear of later ones only."""
+        rows = await self._link.call(lambda: self._redis.xrevrange(self.key, count=1))
+        return str(rows[0][0].decode()) if rows else "0-0"
+
     async def depth(self) -> int:
         return int(await self._link.call(lambda: self._redis.xlen(self.key)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from services.trainer.backends.megatron.backend import MegatronBackend
+from services.trainer.checkpoints import CheckpointError, Checkpoints
 from tests.integration.megatron.support import (
     make_config,
     make_model,
@@ -35,6 +37,26 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Megat
     folder = tmp_path_factory.mktemp("checkpoint")
     backend.save(folder)
     return backend, folder
+
+
+def test_a_disk_that_is_full_is_an_os_error_and_leaves_the_older_one(
+    trained: tuple[MegatronBackend, Path], tmp_path: Path
+) -> None:
+    """C-07 with the real writers: a limit on the size of files stands for the end of the disk."""
+    backend, _ = trained
+    checkpoints = Checkpoints(tmp_path, keep_top_k=1, metric_name=None, higher_is_better=True)
+    checkpoints.save(1, {}, backend.save)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        with pytest.raises(CheckpointError, match=r"step 2 .*earlier checkpoints are intact") as caught:
+            checkpoints.save(2, {}, backend.save)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(caught.value.__cause__, OSError)
+    assert [one.step for one in checkpoints.all()] == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    backend.restore(checkpoints.all()[0].policy)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

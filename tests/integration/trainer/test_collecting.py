@@ -172,7 +172,7 @@ async def test_dynamic_sampling_is_bounded(tmp_path: Path, redis_url: str, run_n
 
 async def test_servers_stuck_on_old_weights_end_the_run(tmp_path: Path, redis_url: str, run_name: str) -> None:
     async with streams(redis_url, run_name) as opened, serving(opened, lambda: 1, lambda *_: 1.0):
-        with pytest.raises(StarvedError, match="groups in a row were too old"):
+        with pytest.raises(StarvedError, match=r"could not be used.*stale \(sampled by version 1 for version 2"):
             await collector(config(tmp_path), opened, Numbered()).collect(2)
 
 
@@ -233,3 +233,63 @@ async def test_resume_admits_what_no_step_has_taken(tmp_path: Path, redis_url: s
             taken |= {group.samples[0].prompt_token_ids[0] for group in await second.collect(3)}
         assert sorted(seen) == [2, 3]
     assert taken == {0, 1, 2, 3}
+
+
+async def test_dead_letters_of_an_earlier_life_are_not_ours(tmp_path: Path, redis_url: str, run_name: str) -> None:
+    """Group ids repeat when a run is taken up again from an older checkpoint; what was given up then may work now."""
+    async with streams(redis_url, run_name) as opened:
+        first = collector(config(tmp_path), opened, Numbered())
+        await first.admit(1)
+        for entry in await opened.prompts.take(10, 0.5):
+            await opened.prompts.dead_letter(entry, "the engine died")
+        again = collector(config(tmp_path), opened, Numbered())
+        async with serving(opened, lambda: 1, lambda *_: 1.0):
+            groups = await again.collect(1)
+        assert [group.usable for group in groups] == [SIZE] * GROUPS
+
+
+async def test_a_sample_with_an_impossible_place_stops_nothing(tmp_path: Path, redis_url: str, run_name: str) -> None:
+    """It becomes a dead letter, and reading that letter back does not end the run either."""
+    async with streams(redis_url, run_name) as opened:
+        collecting = collector(config(tmp_path), opened, Numbered())
+        await collecting.admit(1)
+        prompt = next(iter(collecting.pending.values()))
+        wrong = scored(prompt, 0, 1, 1.0)
+        wrong.group_index = 9
+        await opened.scored.put(wrong.SerializeToString())
+        async with serving(opened, lambda: 1, lambda *_: 1.0):
+            groups = await collecting.collect(1)
+        assert [group.usable for group in groups] == [SIZE] * GROUPS
+        assert await opened.dead.depth() == 1
+
+
+async def test_unusable_groups_are_blamed_on_what_befell_them(tmp_path: Path, redis_url: str, run_name: str) -> None:
+    async with streams(redis_url, run_name) as opened:
+        collecting = collector(config(tmp_path), opened, Numbered())
+
+        async def fail() -> None:
+            while True:
+                for entry in await opened.prompts.take(10, 0.1):
+                    prompt = sample_pb2.Prompt.FromString(entry.data)
+                    for index in range(SIZE):
+                        sample = scored(prompt, index, 1, 0.0)
+                        sample.reward.CopyFrom(rewards.infrastructure_failure("the judge is away", 3, verifier="exact"))
+                        await opened.scored.put(sample.SerializeToString())
+                    await opened.prompts.done([entry.id])
+
+        task = asyncio.create_task(fail())
+        with pytest.raises(StarvedError, match=r"could not be used.*the judge is away.*reward logs"):
+            await collecting.collect(1)
+        await end(task)
+
+
+async def test_a_drain_during_admission_loses_no_prompt(tmp_path: Path, redis_url: str, run_name: str) -> None:
+    """C-01: what the source has dealt is in the checkpoint, put into the stream or not."""
+    async with streams(redis_url, run_name) as opened:
+        collecting = collector(config(tmp_path), opened, Numbered())
+        task = asyncio.create_task(collecting.admit(1))
+        for _ in range(3):  # in the middle of its calls to Redis
+            await asyncio.sleep(0)
+        await end(task)
+        state = collecting.state()
+        assert len(state["pending"]) == state["source"]["position"] == state["serial"] == GROUPS

@@ -233,9 +233,9 @@ CASES = [
     ),
     (
         "vllm-kwargs",
-        ["policy.generation.vllm_kwargs={seed: 3}"],
+        ["policy.generation.vllm_kwargs.seed=3"],
         ["policy.generation.vllm_kwargs.seed", "grpo.seed"],
-        ["policy.generation.vllm_kwargs={max_num_seqs: 64}"],
+        ["policy.generation.vllm_kwargs.seed=null"],
     ),
 ]
 

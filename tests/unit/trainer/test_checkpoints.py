@@ -58,6 +58,15 @@ def test_without_a_metric_the_newest_stay(tmp_path: Path) -> None:
     assert steps(checkpoints) == [2, 3]
 
 
+def test_an_unreadable_older_checkpoint_and_a_missing_score_do_not_fail_a_save(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, keep_top_k=2, metric_name="m")
+    for step, value in ((1, 0.5), (2, float("nan")), (3, 0.1)):
+        checkpoints.save(step, {"metrics": {"m": value}}, write_policy)
+    (checkpoints.directory / "step_1" / "state.json").write_text("{")
+    checkpoints.save(4, {"metrics": {"m": 0.2}}, write_policy)
+    assert 4 in steps(checkpoints)
+
+
 def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     """C-07: a save that fails deletes nothing, and the error says what is left."""
     checkpoints = make(tmp_path, keep_top_k=1)

@@ -29,6 +29,24 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_rewinding_drops_the_rows_of_later_steps_and_a_cut_line(tmp_path: Path) -> None:
+    """A run killed after its checkpoint takes those steps again: each step has its row once."""
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    for step in (1, 2, 3):
+        lines.record(step, {"train/reward": step})
+    lines.close()
+    path.write_text(path.read_text() + '{"step": 4, "train/rew')
+    resumed = JsonLines(path)
+    resumed.rewind(1)
+    resumed.record(2, {"train/reward": 7})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "train/reward": 1},
+        {"step": 2, "train/reward": 7},
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     recorder = TensorBoard(tmp_path, {})
     recorder.record(3, {"train/loss": 0.25})

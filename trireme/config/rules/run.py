@@ -108,7 +108,8 @@ def _system_prompt(config: Config) -> Iterator[str]:
 @rule("vllm-kwargs")
 def _vllm_kwargs(config: Config) -> Iterator[str]:
     """Free engine arguments change neither what has a key of its own nor what training relies on."""
-    for key in config.policy.generation.vllm_kwargs:
+    given = [key for key, value in config.policy.generation.vllm_kwargs.items() if value is not None]
+    for key in given:
         if key in ENGINE_FIXED:
             yield f"policy.generation.vllm_kwargs.{key} is set by the rollout service: leave it out"
         elif key in ENGINE_KEYS:

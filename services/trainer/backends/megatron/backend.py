@@ -95,11 +95,12 @@ class MegatronBackend:
         self, batch: Batch, members: Tensor, objective: Objective, normalizer: Normalizer, log_probs: Tensor
     ) -> dict[str, Tensor]:
         """Forward and backward of one micro-batch; writes its log-probs, returns its loss and metrics."""
-        if not len(members):
+        if not len(members) and self.trainable.may_skip_backward:
             return _nothing(batch, objective, normalizer)
-        part = batch.select(members)
+        part = batch.select(members) if len(members) else _masked(batch)
         current = self._forward(self.model, part)
-        log_probs[batch.token_positions(members)] = current.detach()
+        if len(members):
+            log_probs[batch.token_positions(members)] = current.detach()
         # Differentiated in two halves, because the second may have nothing to do.
         leaf = current.detach().requires_grad_()
         loss, metrics = objective(leaf, part, normalizer)
@@ -125,10 +126,15 @@ def _last(trainable: Trainable, last: bool) -> AbstractContextManager[None]:
 
 def _nothing(batch: Batch, objective: Objective, normalizer: Normalizer) -> dict[str, Tensor]:
     """Zero under every name, for a rank that has fewer sequences than micro-batches."""
-    one = batch.select(torch.tensor([0]))
-    masked = replace(one, loss_mask=torch.zeros_like(one.loss_mask))
-    loss, metrics = objective(torch.zeros(len(one.tokens)), masked, normalizer)
+    masked = _masked(batch)
+    loss, metrics = objective(torch.zeros(len(masked.tokens)), masked, normalizer)
     return {name: torch.zeros_like(value.detach()) for name, value in {"loss": loss, **metrics}.items()}
+
+
+def _masked(batch: Batch) -> Batch:
+    """One sequence that adds nothing to any sum: where a rank has none, gradients are reduced all the same."""
+    one = batch.select(torch.tensor([0]))
+    return replace(one, loss_mask=torch.zeros_like(one.loss_mask))
 
 
 def _sum(values: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint import save as save_sharded
 
 from services.trainer.backends.megatron import cpu
@@ -64,11 +64,14 @@ class InProcessSave(TorchDistSaveShardedStrategy):
 
 
 def save(directory: Path, model: PolicyModel, trainable: Trainable, architecture: Architecture) -> None:
-    """Write a checkpoint into an existing empty folder; on disk when it returns."""
-    with cpu.device_literals():
-        state = _sharded_state(model, trainable, is_loading=False)
-        dist_checkpointing.save(state, str(directory), sharded_strategy=InProcessSave())
-    _save_random(directory)
+    """Write a checkpoint into an existing empty folder; on disk when it returns. Raises OSError when it cannot be."""
+    try:
+        with cpu.device_literals():
+            state = _sharded_state(model, trainable, is_loading=False)
+            dist_checkpointing.save(state, str(directory), sharded_strategy=InProcessSave())
+        _save_random(directory)
+    except (RuntimeError, CheckpointException) as error:  # PyTorch's words for a disk that is full, among others
+        raise OSError(str(error).strip().splitlines()[-1]) from error  # after the tracebacks of other ranks
     dist.barrier()
     if dist.get_rank() == 0:
         _write_manifest(directory, architecture)

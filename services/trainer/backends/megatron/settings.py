@@ -18,7 +18,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Settings:
-    """dtype: of the model's weights and compute; masters, moments and gradients are float32 in any case.
+    """dtype: of the model's weights and compute; masters and moments are float32 in any case, gradients are when
+    `distributed_data_parallel_config.grad_reduce_in_fp32` is set.
 
     train, logprob: how micro-batches are formed. horizon: optimizer steps after which a decay is over.
     """
@@ -61,7 +62,7 @@ def from_config(config: Config) -> Settings:
         train=_micro_batching(policy, policy.train_micro_batch_size, "train_mb_tokens"),
         logprob=_micro_batching(policy, policy.logprob_batch_size, "logprob_mb_tokens"),
         seed=config.grpo.seed,
-        horizon=config.grpo.max_num_steps,
+        horizon=config.grpo.max_num_steps * -(-config.grpo.samples_per_step // policy.train_global_batch_size),
         optimizer=megatron.optimizer,
         scheduler=megatron.scheduler,
         ddp=megatron.distributed_data_parallel_config,
