@@ -17,6 +17,7 @@ case $variant in
     python3 -m venv /opt/venv
     bash scripts/install.sh /opt/venv/bin/python "requirements/$lock.lock" ;;
   gpu)
+    touch README.md  # pyproject.toml names it; a copy of it would rebuild everything whenever the text changes
     python3 -m venv --system-site-packages --without-pip /opt/venv
     /opt/venv/bin/python -m pip install -q --no-cache-dir ".[$extra]" ;;
   *) echo "VARIANT is cpu or gpu, not '$variant'" >&2; exit 1 ;;

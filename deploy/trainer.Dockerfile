@@ -7,7 +7,7 @@ ENV PIP_NO_CACHE_DIR=1
 COPY scripts/install.sh scripts/
 COPY requirements/trainer-cpu.lock requirements/
 COPY deploy/install.sh deploy/
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 RUN sh deploy/install.sh "$VARIANT" trainer-cpu trainer
 
 FROM ${BASE}
