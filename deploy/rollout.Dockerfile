@@ -14,6 +14,8 @@ FROM ${BASE}
 ARG VARIANT=cpu
 COPY deploy/user.sh /tmp/
 RUN sh /tmp/user.sh
+# vLLM's CPU kernels are linked with libnuma.
+RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 # vLLM compiles kernels as it starts on a GPU.
 RUN [ "$VARIANT" != gpu ] || { apt-get update -q && apt-get install -qy --no-install-recommends gcc g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*; }

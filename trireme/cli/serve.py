@@ -11,7 +11,7 @@ from trireme.cli.console import refuse
 from trireme.cli.up import checked_config
 from trireme.config import Config
 from trireme.config.loader import REDIS_URL_VARIABLE
-from trireme.launch.plan import PlanError, require_installed, service_command
+from trireme.launch.plan import PlanError, require_installed, require_libraries, service_command
 from trireme.launch.process import ALWAYS
 from trireme.launch.rundir import RunDirectory
 from trireme.registry import Kind
@@ -22,6 +22,7 @@ def serve(kind: Kind, path: Path, overrides: Sequence[str], *, name: str | None)
     config = checked_config(path, overrides)
     try:
         require_installed(kind, config)
+        require_libraries(kind)
     except PlanError as error:
         refuse(str(error))
     environment = {**os.environ, **ALWAYS, REDIS_URL_VARIABLE: _redis_url(config)}

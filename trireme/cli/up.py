@@ -20,7 +20,7 @@ from trireme.config.model_rules import check_model_folder
 from trireme.launch.data import check_data
 from trireme.launch.interrupts import Interrupts
 from trireme.launch.logs import last_lines
-from trireme.launch.plan import PlanError, describe, make_plan, require_free_ports, require_installed
+from trireme.launch.plan import PlanError, describe, make_plan, require_free_ports, require_installed, require_libraries
 from trireme.launch.process import ProcessSpec
 from trireme.launch.redis import run_redis
 from trireme.launch.resources import available_cores, available_gpus
@@ -70,6 +70,7 @@ def _check_machine(config: Config) -> None:
     check_model_folder(config)
     for kind in KINDS:
         require_installed(kind, config)
+        require_libraries(kind)
 
 
 def _plan(config: Config, directory: RunDirectory, redis_url: str) -> list[ProcessSpec]:

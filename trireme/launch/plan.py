@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shlex
@@ -14,7 +15,15 @@ from trireme.config import Config
 from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.contracts.grpc import bind_error
 from trireme.launch.process import ProcessSpec
-from trireme.launch.resources import KEEP_MEMORY, THREAD_VARIABLES, Cores, Gpus, divide_cores, divide_gpus
+from trireme.launch.resources import (
+    KEEP_MEMORY,
+    THREAD_VARIABLES,
+    Cores,
+    Gpus,
+    available_gpus,
+    divide_cores,
+    divide_gpus,
+)
 from trireme.launch.rundir import RunDirectory
 from trireme.registry import Kind
 
@@ -24,6 +33,7 @@ REQUIREMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "reward": (),
     "trainer": (("torch", "PyTorch"), ("transformers", "Transformers")),
 }
+NUMA = "libnuma.so.1"
 EXTRAS = {
     "rollout": "'trireme-rl[rollout]' (on a machine without a GPU: 'trireme-rl[rollout-cpu]')",
     "reward": "'trireme-rl[reward]'",
@@ -73,11 +83,21 @@ def missing_parts(kind: Kind, config: Config) -> list[str]:
 
 
 def require_installed(kind: Kind, config: Config) -> None:
-    """Raises PlanError naming the extra to install when service `kind` cannot run here."""
+    """Raises PlanError naming the extra, or the library, to install when service `kind` cannot run here."""
     if missing := missing_parts(kind, config):
         raise PlanError(
             f"the {kind} service needs {' and '.join(missing)}, not installed here: pip install {EXTRAS[kind]}"
         )
+
+
+def require_libraries(kind: Kind) -> None:
+    """Raises PlanError when vLLM's CPU kernels would not load, which it says in words that nobody understands."""
+    if kind != "rollout" or available_gpus():
+        return
+    try:
+        ctypes.CDLL(NUMA)
+    except OSError as error:
+        raise PlanError(f"vLLM on a CPU needs {NUMA} ({error}): apt-get install libnuma1") from error
 
 
 def require_free_ports(config: Config) -> None:

@@ -53,6 +53,18 @@ def test_up_refuses_an_unsupported_architecture(trireme: Trireme, config_file: P
 
 
 @pytest.mark.parametrize("words", [("up",), ("serve", "rollout", "--config")])
+def test_a_missing_system_library_is_named(
+    trireme: Trireme, config_file: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """vLLM's CPU kernels do not load without libnuma, as on a slim Debian; its own words for it name neither."""
+    monkeypatch.setattr(plan, "NUMA", "libno-such-thing.so.1")
+    monkeypatch.setattr(plan, "available_gpus", lambda: ())
+    result = trireme(*words, config_file)
+    assert result.exit_code == 2
+    assert "libno-such-thing.so.1" in flat(result) and "apt-get install libnuma1" in flat(result)
+
+
+@pytest.mark.parametrize("words", [("up",), ("serve", "rollout", "--config")])
 def test_a_missing_extra_is_named(
     trireme: Trireme, config_file: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
