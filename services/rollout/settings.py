@@ -75,12 +75,19 @@ def engine_settings(config: Config) -> EngineSettings:
     )
 
 
-def set_cpu_environment(extra: dict[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
+def set_cpu_environment(
+    extra: dict[str, Any], *, eager: bool, environment: MutableMapping[str, str] = os.environ
+) -> None:
     """Fill in what vLLM's CPU backend reads from the environment, where it is not set. Before an engine starts.
+
+    An eager engine compiles nothing at all: vLLM would still compile a helper that counts log-probs, which takes a C++
+    compiler, and the engine would die at its first sample on a machine without one.
 
     Threads are not bound: vLLM's own choice takes one thread per physical core, minus one.
     """
     environment.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if eager:
+        environment.setdefault("TORCH_COMPILE_DISABLE", "1")
     if "kv_cache_memory_bytes" not in extra:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(DEFAULT_CPU_CACHE_GIB))

@@ -62,7 +62,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if current_platform.is_cpu():
-            set_cpu_environment(settings.extra)
+            set_cpu_environment(settings.extra, eager=settings.enforce_eager)
         args = AsyncEngineArgs(**settings.engine_args(cpu=current_platform.is_cpu()))
         load = EngineLoad()
         # Blocks the event loop: the engine's sockets belong to the thread that makes them.

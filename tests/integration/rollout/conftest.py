@@ -56,6 +56,7 @@ async def _bench(folder: Path, *, tied: bool, compiled: bool) -> AsyncIterator[B
     # A folder as people have them: sampling defaults that must not apply, and a second end token.
     defaults = {"repetition_penalty": 1.3, "top_k": 5, "temperature": 0.3, "eos_token_id": [EOS, END_OF_TURN]}
     model = make_model(folder, tied=tied, generation_config=defaults)
+    os.environ.pop("TORCH_COMPILE_DISABLE", None)  # set by an eager engine for its process, which here is shared
     engine = await VllmEngine.start(
         EngineSettings(
             model=str(folder),

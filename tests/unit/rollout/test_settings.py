@@ -55,8 +55,9 @@ def test_what_would_bend_the_distribution_is_refused_by_key(key: str, message: s
 
 def test_the_environment_is_filled_in_but_never_overruled() -> None:
     environment = {"OMP_NUM_THREADS": "3"}
-    set_cpu_environment({}, environment)
+    set_cpu_environment({}, eager=True, environment=environment)
     assert environment["OMP_NUM_THREADS"] == "3" and int(environment["VLLM_CPU_KVCACHE_SPACE"]) > 0
     with_own_cache: dict[str, str] = {}
-    set_cpu_environment({"kv_cache_memory_bytes": 1 << 28}, with_own_cache)
+    set_cpu_environment({"kv_cache_memory_bytes": 1 << 28}, eager=False, environment=with_own_cache)
     assert "VLLM_CPU_KVCACHE_SPACE" not in with_own_cache
+    assert environment["TORCH_COMPILE_DISABLE"] == "1" and "TORCH_COMPILE_DISABLE" not in with_own_cache
