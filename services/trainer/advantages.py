@@ -18,7 +18,6 @@ from trireme.config.blocks.grpo import GrpoConfig
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 EPSILON = 1e-6  # added to a deviation before dividing by it
-VARIANCE_FLOOR = 1e-8  # of the whitening over a batch
 
 
 @dataclass(frozen=True)
@@ -64,45 +63,6 @@ def grpo(
         if len(members) > 1:
             result[members] = _within_group(values[members], normalize, leave_one_out)
     return result
-
-
-def raw(rewards: ArrayLike, groups: ArrayLike, valid: ArrayLike) -> Floats:
-    """float64 [N]: the rewards themselves."""
-    values, keep = _checked(rewards, groups, valid)
-    return np.where(keep, values, 0.0)
-
-
-def reinforce_plus_plus(rewards: ArrayLike, groups: ArrayLike, valid: ArrayLike, tokens: ArrayLike) -> Floats:
-    """float64 [N]: reward minus its group's mean, whitened over the trained tokens of the batch.
-
-    tokens: int [N], trained tokens of each sample: the weight that it has in the batch's mean and variance.
-    """
-    centred = grpo(rewards, groups, valid, normalize=False, leave_one_out=False)
-    return whiten(centred, np.where(np.asarray(valid, bool), np.asarray(tokens, np.float64), 0.0))
-
-
-def gdpo(
-    components: ArrayLike, weights: ArrayLike, groups: ArrayLike, valid: ArrayLike, *, leave_one_out: bool = True
-) -> Floats:
-    """float64 [N]: each reward component normalised in its group, summed by weight, normalised over the batch.
-
-    components: [N, C]. weights: [C].
-    """
-    columns = np.asarray(components, np.float64).T
-    parts = [grpo(column, groups, valid, leave_one_out=leave_one_out) for column in columns]
-    total = np.asarray(weights, np.float64) @ np.stack(parts)
-    return whiten(total, np.asarray(valid, np.float64))
-
-
-def whiten(values: ArrayLike, weights: ArrayLike) -> Floats:
-    """Zero weighted mean, unit weighted variance; 0 where the weight is 0, and everywhere if all values are equal."""
-    array, weight = np.asarray(values, np.float64), np.asarray(weights, np.float64)
-    counted = weight > 0
-    if not counted.any() or _all_equal(array[counted]):
-        return np.zeros_like(array)
-    mean = np.average(array, weights=weight)
-    variance = np.average((array - mean) ** 2, weights=weight)
-    return np.where(counted, (array - mean) / np.sqrt(max(variance, VARIANCE_FLOOR)), 0.0)
 
 
 def zero_variance(rewards: ArrayLike, groups: ArrayLike, valid: ArrayLike) -> Bools:

@@ -3,17 +3,16 @@
 A group is handed out when all of its members are known, in order of completion, once, and never when one of its
 tokens is older than the bound allows. What is dropped is dropped as a whole group and counted. A sample whose
 reward is unknown (its scorer or its server failed) completes its group but is not valid: it enters no gradient and no
-baseline. Nothing here touches a stream: the caller acknowledges entries by the ids it passed in.
+baseline. Nothing here touches a stream or a disk: the collector acknowledges a sample as soon as it is here, and a
+checkpoint carries the prompts of the groups that no step has taken.
 """
 
 from __future__ import annotations
 
-import base64
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from trireme.contracts import samples
 from trireme.contracts.v1 import sample_pb2
@@ -32,11 +31,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Member:
-    """One place of a group. sample is None when it was lost or broken. entry_id: of the stream, "" if none."""
+    """One place of a group. sample is None when it was lost or broken; note then says why."""
 
     index: int
     sample: sample_pb2.Sample | None
-    entry_id: str = ""
     note: str = ""
 
     @property
@@ -70,10 +68,6 @@ class Group:
     def oldest_version(self) -> int | None:
         """The version of its oldest token; None when nothing usable came yet."""
         return min((oldest_version(member.sample) for member in self if member.valid and member.sample), default=None)
-
-    @property
-    def entry_ids(self) -> list[str]:
-        return [member.entry_id for member in self if member.entry_id]
 
     @property
     def usable(self) -> int:
@@ -121,8 +115,8 @@ class Assembler:
         self._finished = _Recent(remembered)
         self._dropped: list[Group] = []
 
-    def add(self, sample: sample_pb2.Sample, entry_id: str = "") -> Verdict:
-        """Take one scored sample. DUPLICATE, LATE and INVALID ones may be acknowledged at once by the caller.
+    def add(self, sample: sample_pb2.Sample) -> Verdict:
+        """Take one scored sample.
 
         Raises ValueError for a broken sample that does not even say which place of which group it is.
         """
@@ -133,7 +127,7 @@ class Assembler:
         if problem:
             self.give_up(sample.group_id, sample.group_index, sample.group_size, problem)
             return self._counted(Verdict.INVALID)
-        self._place(sample.group_id, sample.group_size, Member(sample.group_index, sample, entry_id))
+        self._place(sample.group_id, sample.group_size, Member(sample.group_index, sample))
         return self._counted(Verdict.ACCEPTED)
 
     def give_up(self, group_id: str, index: int, size: int, reason: str) -> None:
@@ -177,7 +171,7 @@ class Assembler:
                 self._drop(group, "unusable", f"unusable ({_trouble(group)}; see rollout and reward logs)")
 
     def take_dropped(self) -> list[Group]:
-        """The groups dropped since the last call, for the caller to acknowledge and to admit anew."""
+        """The groups dropped since the last call, for the caller to forget and to replace."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -185,30 +179,6 @@ class Assembler:
     def waiting(self) -> list[Group]:
         """Groups held, complete or not: those complete first, in order of completion."""
         return [*self._complete.values(), *self._groups.values()]
-
-    @property
-    def complete(self) -> int:
-        """Complete groups held."""
-        return len(self._complete)
-
-    def state(self) -> dict[str, Any]:
-        """Everything held, as JSON-ready values: nothing is lost or used twice across a restart."""
-        return {
-            "groups": [_group_state(group) for group in self.waiting],
-            "finished": self._finished.ids(),
-            "counters": dict(self.counters),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`, into an assembler that holds nothing. Raises ValueError if it does hold something."""
-        if self.waiting:
-            raise ValueError("restore() needs an assembler that holds no groups")
-        for one in state["groups"]:
-            for member in _members_from(one):
-                self._place(one["id"], one["size"], member)
-        for group_id in state["finished"]:
-            self._finished.add(group_id)
-        self.counters = Counter(state["counters"])
 
     def _known(self, group_id: str, index: int) -> Verdict | None:
         if group_id in self._finished:
@@ -268,32 +238,5 @@ class _Recent:
         while len(self._ids) > self._limit:
             self._ids.popitem(last=False)
 
-    def ids(self) -> list[str]:
-        return list(self._ids)
-
     def __contains__(self, one: str) -> bool:
         return one in self._ids
-
-
-def _group_state(group: Group) -> dict[str, Any]:
-    members = [
-        {
-            "index": member.index,
-            "note": member.note,
-            "sample": None if member.sample is None else base64.b64encode(member.sample.SerializeToString()).decode(),
-        }
-        for member in group.members.values()
-    ]
-    return {"id": group.id, "size": group.size, "members": members}
-
-
-def _members_from(state: dict[str, Any]) -> Sequence[Member]:
-    """Stream ids are not kept: whatever was held is not in the stream of another run."""
-    return [
-        Member(
-            one["index"],
-            None if one["sample"] is None else sample_pb2.Sample.FromString(base64.b64decode(one["sample"])),
-            note=one["note"],
-        )
-        for one in state["members"]
-    ]

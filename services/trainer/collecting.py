@@ -158,7 +158,7 @@ class Collector:
     async def _add(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             try:
-                problem = self._add_one(sample_pb2.Sample.FromString(entry.data), entry.id)
+                problem = self._add_one(sample_pb2.Sample.FromString(entry.data))
             except (ValueError, DecodeError) as error:
                 problem = str(error)
             if problem:
@@ -166,9 +166,9 @@ class Collector:
         # From here on the assembler holds them, and a checkpoint holds their prompts.
         await self._scored.done([entry.id for entry in entries])
 
-    def _add_one(self, sample: sample_pb2.Sample, entry_id: str) -> str:
+    def _add_one(self, sample: sample_pb2.Sample) -> str:
         """Why the sample must not be trained on, "" if it may (or is a duplicate, which needs no record)."""
-        if self.assembler.add(sample, entry_id) is not Verdict.INVALID:
+        if self.assembler.add(sample) is not Verdict.INVALID:
             return ""
         groups = (group for group in self.assembler.waiting if group.id == sample.group_id)
         return next((group.members[sample.group_index].note for group in groups), "its group was dropped")

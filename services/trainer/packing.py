@@ -268,17 +268,3 @@ def _best_exchange(
     worst = np.maximum((loads[slowest] - change).max(axis=2), (loads[rank] + change).max(axis=2))
     mine, other = np.unravel_index(int(worst.argmin()), worst.shape)
     return float(worst[mine, other]), rank, int(mine), int(other)
-
-
-def packing_metrics(bins: Sequence[Sequence[int]], lengths: Sequence[int], capacity: int) -> dict[str, float]:
-    """Bins, sequences, `efficiency` (tokens over room), `lower_bound` of bins, and the smallest and largest filling."""
-    sizes = np.asarray(lengths, np.int64)
-    filled = np.asarray([int(sizes[list(one)].sum()) for one in bins] or [0])
-    return {
-        "bins": float(len(bins)),
-        "sequences": float(sum(len(one) for one in bins)),
-        "lower_bound": float(math.ceil(filled.sum() / capacity)),
-        "efficiency": float(filled.sum() / (capacity * max(len(bins), 1))),
-        "fill_min": float(filled.min() / capacity),
-        "fill_max": float(filled.max() / capacity),
-    }

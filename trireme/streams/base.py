@@ -46,10 +46,6 @@ class Stream(Protocol):
         """Append; the entry's id. A connection lost on the way, or an error, may leave the entry appended twice."""
         ...
 
-    async def put_below(self, data: bytes, capacity: int) -> str | None:
-        """Append unless `capacity` entries are in the stream already; then None, and nothing was appended."""
-        ...
-
     async def take(self, count: int, block_s: float) -> list[Entry]:
         """Up to `count` entries, leased to this consumer; empty when there are none for `block_s` seconds.
 

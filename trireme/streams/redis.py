@@ -120,9 +120,9 @@ class RedisStream:
         self._redis: Any = link.client  # redis-py's types are unions over all its modes
         self._lease_ms = max(1, round(settings.lease_s * 1000))
         register = link.client.register_script
-        self._put_below, self._claim = register(scripts.PUT_BELOW), register(scripts.CLAIM)
-        self._set_idle, self._forget = register(scripts.SET_IDLE), register(scripts.FORGET)
+        self._claim, self._set_idle = register(scripts.CLAIM), register(scripts.SET_IDLE)
         self._done, self._clear = register(scripts.DONE), register(scripts.CLEAR)
+        self._forget = register(scripts.FORGET)
         self._forward, self._bury = register(scripts.FORWARD), register(scripts.DEAD_LETTER)
 
     async def create_group(self) -> None:
@@ -139,10 +139,6 @@ class RedisStream:
 
     async def put(self, data: bytes) -> str:
         return (await self._link.call(lambda: self._redis.xadd(self.key, {"d": data}))).decode()
-
-    async def put_below(self, data: bytes, capacity: int) -> str | None:
-        entry_id = await self._script(self._put_below, [self.key], [capacity, data])
-        return None if entry_id is None else entry_id.decode()
 
     async def take(self, count: int, block_s: float) -> list[Entry]:
         deadline = time.monotonic() + block_s

@@ -4,12 +4,6 @@ In each, what needs memory (XADD) comes first: Redis refuses a script at its fir
 Field names in entries: `d` data, and in dead letters `reason`, `source`, `n` (deliveries).
 """
 
-# KEYS stream; ARGV capacity, data. The new id, or nil when the stream holds `capacity` entries.
-PUT_BELOW = """
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return false end
-return redis.call('XADD', KEYS[1], '*', 'd', ARGV[2])
-"""
-
 # KEYS stream, dead; ARGV group, consumer, lease in ms, count, most deliveries, most dead letters, source.
 # {id, data, deliveries} of each entry claimed. A dead letter that Redis has no memory for stays pending, so that
 # taking, which frees memory, goes on. Entries deleted under a lease show up as nil in 6.2 and not at all in 7.

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from trireme.streams import RedisStreams, Stream
-from trireme.streams.pressure import StreamFull, put_when_room
 
 LEASE_S = 0.3
 
@@ -228,40 +227,6 @@ async def test_dead_letters_are_bounded(one: RedisStreams, monkeypatch: pytest.M
     for entry in await one.prompts.take(50, block_s=0):
         await one.prompts.dead_letter(entry, "no")
     assert [letter.data for letter in await one.dead.read()] == [str(number).encode() for number in range(30, 50)]
-
-
-async def test_a_full_stream_makes_its_producer_wait(one: RedisStreams) -> None:
-    """Q-09: capacity 4, 10 groups: nothing is dropped, and never more than 4 are there."""
-    depths: list[int] = []
-
-    async def produce() -> None:
-        for number in range(10):
-            await put_when_room(one.prompts, str(number).encode(), capacity=4, timeout_s=10, poll_s=0.01)
-            depths.append(await one.prompts.depth())
-
-    producer = asyncio.create_task(produce())
-    await asyncio.sleep(0.2)
-    assert await one.prompts.depth() == 4
-    drained: list[str] = []
-    while len(drained) < 10:
-        drained += await texts(one.prompts, count=1)
-        await asyncio.sleep(0.02)
-    await producer
-    assert drained == [str(number) for number in range(10)]
-    assert max(depths) <= 4
-
-
-async def test_many_producers_do_not_overfill(one: RedisStreams) -> None:
-    """Q-09: the bound holds between producers too."""
-    answers = await asyncio.gather(*(one.prompts.put_below(b"x", 4) for _ in range(10)))
-    assert sum(answer is not None for answer in answers) == await one.prompts.depth() == 4
-
-
-async def test_a_stream_that_nobody_drains_is_an_error(one: RedisStreams) -> None:
-    await one.prompts.put(b"x")
-    with pytest.raises(StreamFull, match=r"prompts held 1 entries for 0\.2 s: is its consumer alive"):
-        await put_when_room(one.prompts, b"y", capacity=1, timeout_s=0.2)
-    assert await texts(one.prompts) == ["x"]
 
 
 async def test_runs_are_apart(one: RedisStreams, redis_url: str) -> None:

@@ -57,7 +57,7 @@ def test_light_parts_import_no_heavy_library() -> None:
     """The base install has none of them, and a service must not pay for another's."""
     modules = [f"trireme.contracts.v1.{path.stem}" for path in GENERATED if path.suffix == ".py"]
     modules += [f"trireme.contracts.{name}" for name in ("grpc", "ids", "spans", "samples", "rewards", "generate")]
-    modules += ["trireme.streams.embedded", "trireme.streams.lease", "trireme.streams.pressure", "trireme.registry"]
+    modules += ["trireme.streams.embedded", "trireme.streams.lease", "trireme.registry"]
     modules += ["trireme.telemetry", "trireme.streams.tether"]
     heavy = ("torch", "vllm", "transformers", "megatron", "numpy")
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"

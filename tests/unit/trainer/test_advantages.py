@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from services.trainer.advantages import compute_advantages, gdpo, grpo, raw, reinforce_plus_plus, statistics, whiten
+from services.trainer.advantages import compute_advantages, grpo, statistics
 from tests.unit.trainer.builders import grpo_config
 
 
@@ -136,32 +136,6 @@ def test_the_configuration_chooses_the_form() -> None:
     assert got.tolist() == [0.75, -0.25, -0.25, -0.25]
     default = compute_advantages([1, 0, 0, 1], [0] * 4, [True] * 4, grpo_config())
     assert default[0] == pytest.approx(1.1547, abs=1e-4)
-
-
-class TestOtherEstimators:
-    def test_raw(self) -> None:
-        assert raw([2, 3], [0, 0], [True, False]).tolist() == [2, 0]
-
-    def test_whitening_counts_tokens_and_no_padding(self) -> None:
-        """L-13: two sequences of 1 and 3 tokens; the token-level array whitened by numpy, without a pad in it."""
-        got = reinforce_plus_plus([1, 0], [0, 0], [True, True], [1, 3])
-        tokens = np.array([0.5, -0.5, -0.5, -0.5])
-        expected = (tokens - tokens.mean()) / tokens.std()
-        assert got.tolist() == pytest.approx([expected[0], expected[1]])
-
-    def test_whitening_skips_masked_samples(self) -> None:
-        assert reinforce_plus_plus([1, 0, 50], [0] * 3, [True, True, False], [2, 2, 9]).tolist() == [1, -1, 0]
-
-    def test_whitening_equal_values_gives_zero(self) -> None:
-        assert whiten([0.7] * 5, [1] * 5).tolist() == [0] * 5
-
-    def test_gdpo_keeps_components_apart(self) -> None:
-        """A component of a thousand times the scale does not drown the other: each is normalised first."""
-        components = [[1, 0], [0, 1000], [0, 0], [1, 1000]]
-        got = gdpo(components, [1, 1], [0] * 4, [True] * 4, leave_one_out=False)
-        assert got[0] == pytest.approx(got[1], abs=1e-5)  # up to the epsilon of the division
-        assert got[3] == pytest.approx(-got[2])
-        assert got.std() == pytest.approx(1)
 
 
 def test_statistics() -> None:

@@ -22,7 +22,8 @@ def groups_of(*samples: sample_pb2.Sample) -> list[Group]:
     assembler = Assembler(9)
     for one in samples:
         assembler.add(one)
-    return assembler.ready(assembler.complete, 1) or []
+    whole = [group for group in assembler.waiting if group.complete]
+    return assembler.ready(len(whole), 1) or []
 
 
 def batch_from(*samples: sample_pb2.Sample, version: int = 1, **keys: Any) -> Batch:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.packing import Algorithm, balance, pack, packing_metrics
+from services.trainer.packing import Algorithm, balance, pack
 
 ALGORITHMS: list[Algorithm] = [
     "concatenative",
@@ -183,16 +183,3 @@ class TestBalance:
         dealt = balance(bins, lengths, ranks)
         assert sorted(itertools.chain(*dealt)) == list(range(len(bins)))
         assert {len(rank) for rank in dealt} == {len(bins) // ranks}
-
-
-def test_metrics() -> None:
-    """K-04: lengths [5, 3] in a bin of 16 fill half of it."""
-    got = packing_metrics([[0, 1]], [5, 3], 16)
-    assert got == {
-        "bins": 1,
-        "sequences": 2,
-        "lower_bound": 1,
-        "efficiency": 0.5,
-        "fill_min": 0.5,
-        "fill_max": 0.5,
-    }
