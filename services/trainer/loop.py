@@ -31,6 +31,7 @@ from services.trainer.summary import Summary
 from services.trainer.validation import NoServers, ValidationResult, Validator
 from trireme.config import Config
 from trireme.registry import Kind, Registry
+from trireme.streams.errors import StreamsError
 from trireme.tasks import end
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class TrainingLoop:
                 await self._parts.servers_ready()
                 rollouts, rewards = await self._addresses("rollout"), await self._addresses("reward")
                 return await validator.run(rollouts, rewards, self._parts.publisher.version)
-            except (grpc.aio.AioRpcError, TimeoutError, NoServers) as error:
+            except (grpc.aio.AioRpcError, TimeoutError, NoServers, StreamsError) as error:
                 log.error("validation failed", extra={"attempt": attempt + 1, "reason": str(error)})
         return None
 

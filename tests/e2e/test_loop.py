@@ -122,7 +122,9 @@ def test_engine_and_trainer_agree_at_every_step(run: Path) -> None:
     """P-01, W-01, W-02: after every weight update the engine's log-probs are those of the trainer's weights."""
     steps = [row for row in rows(run / "metrics.jsonl") if "train/loss" in row]
     assert max(row["train/token_mult_prob_error_max"] for row in steps) < 1.001
-    assert max(row["train/probs_ratio"] for row in steps) == pytest.approx(1.0, abs=1e-6)  # P-15
+    # As the objective sees it, in its packed micro-batches. The policy's own ratio is 1 by definition: none is stored.
+    ratios = [row["train/sampling_importance_ratio"] for row in steps]
+    assert min(ratios) > 0.9999 and max(ratios) < 1.0001  # P-15
     assert {row["train/sample_age_max"] for row in steps} == {0.0}
 
 

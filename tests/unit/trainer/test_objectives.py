@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -160,15 +161,40 @@ class TestClip:
         assert torch.isfinite(gradient).all()
 
 
+def mean_ratio(batch: Batch, upper: Tensor, lower: Tensor, *, by_sequence: bool) -> float:
+    """Mean of exp(upper - lower) over trained tokens, or over sequences of exp of its mean log, in plain floats."""
+    above, below = upper.tolist(), lower.tolist()
+    gaps = [[above[t.position] - below[t.position] for t in one] for one in reference.trained_tokens(batch)]
+    logs = [sum(one) / len(one) for one in gaps] if by_sequence else [gap for one in gaps for gap in one]
+    return sum(math.exp(one) for one in logs) / len(logs)
+
+
 class TestOnPolicy:
     @pytest.mark.parametrize("keys", [{}, {"sequence_level_importance_ratios": True, "token_level_loss": False}])
-    def test_without_stored_log_probs_the_ratio_is_exactly_one(self, keys: dict[str, Any]) -> None:
-        """P-15: the first update compares the policy with itself, bit for bit."""
-        batch = replace(batch_of(RAGGED), old_log_probs=None)
-        log_probs = current_log_probs(batch_of(RAGGED))
+    def test_without_stored_log_probs_the_current_ones_are_the_old(self, keys: dict[str, Any]) -> None:
+        """P-15: the first update compares the policy with itself, and the engine with this policy, bit for bit."""
+        stored = batch_of(RAGGED)
+        log_probs, config = current_log_probs(stored), loss_config(**keys)
+        itself = evaluate(config, stored.with_log_probs(old=log_probs.detach()), log_probs)
+        absent = evaluate(config, replace(stored, old_log_probs=None), log_probs)
+        assert torch.equal(absent[0], itself[0]) and torch.equal(absent[1], itself[1])
+        assert absent[2] == itself[2]
+        sampled = mean_ratio(stored, log_probs, stored.generation_log_probs, by_sequence=bool(keys))
+        assert float(absent[2]["sampling_importance_ratio"]) == pytest.approx(sampled, abs=1e-6)
+        assert abs(sampled - 1) > 1e-3
+
+    @pytest.mark.parametrize("keys", [{}, {"sequence_level_importance_ratios": True, "token_level_loss": False}])
+    def test_the_ratio_is_that_to_the_stored_log_probs(self, keys: dict[str, Any]) -> None:
+        """Of a policy that has moved on; the engine is still compared with the one before."""
+        batch = batch_of(RAGGED)
+        log_probs = current_log_probs(batch)
         _, _, metrics = evaluate(loss_config(**keys), batch, log_probs)
-        assert float(metrics["probs_ratio"]) == pytest.approx(1.0, abs=1e-7)
-        assert float(metrics["clip_fraction_high"]) == float(metrics["clip_fraction_low"]) == 0
+        assert batch.old_log_probs is not None
+        moved = mean_ratio(batch, log_probs, batch.old_log_probs, by_sequence=bool(keys))
+        sampled = mean_ratio(batch, batch.old_log_probs, batch.generation_log_probs, by_sequence=bool(keys))
+        assert float(metrics["probs_ratio"]) == pytest.approx(moved, abs=1e-6)
+        assert float(metrics["sampling_importance_ratio"]) == pytest.approx(sampled, abs=1e-6)
+        assert abs(moved - 1) > 1e-3 and abs(sampled - moved) > 1e-3
 
     def test_the_gradient_is_that_of_reinforce(self) -> None:
         batch = replace(batch_of(RAGGED), old_log_probs=None)

@@ -1,0 +1,409 @@
+"""The loop over fakes of its parts: what happens in which order, and what a failure, a drain and a restart leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from torch import Tensor
+
+from services.trainer.assembly import Group, Member
+from services.trainer.batch import from_bytes
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.collecting import DataExhausted
+from services.trainer.learning import Learned
+from services.trainer.loop import VALIDATION_ATTEMPTS, NonFiniteError, Parts, TrainingLoop
+from services.trainer.publishing import PublishReport
+from services.trainer.recorders import JsonLines
+from services.trainer.server import LoopState
+from services.trainer.validation import NoServers, ValidationResult
+from tests.unit.trainer.builders import batch_of, sample
+from trireme.config import Config, load_config
+from trireme.registry import Kind, ServiceRecord
+
+PROMPTLY_S = 5.0
+NONE = grpc.aio.Metadata()
+Trouble = Callable[[], Exception | None]
+
+
+class FakeBackend:
+    """Weights that are a number: how often they were restored."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events, self.weight = events, 0.0
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "weight", torch.tensor([self.weight])
+
+    def save(self, directory: Path) -> None:
+        self.events.append("save")
+        (directory / "weight").write_text(str(self.weight))
+
+    def restore(self, directory: Path) -> None:
+        self.events.append("restore")
+        self.weight = float((directory / "weight").read_text()) + 1
+
+
+class FakeCollector:
+    """One group a step; from version `blocked_from` on it waits for ever, from `exhausted_from` on there is no data."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.assembler = SimpleNamespace(counters=Counter())
+        self.pending: OrderedDict[str, Any] = OrderedDict()
+        self.blocked_from = self.exhausted_from = 10**9
+        self.waiting = asyncio.Event()
+        self.restored: tuple[dict[str, Any], int] | None = None
+        self.taken = 0
+
+    async def admit(self, version: int, *, training: bool = False) -> int:
+        self.events.append(f"admit {version}")
+        return 0
+
+    async def collect(self, version: int) -> list[Group]:
+        if version >= self.exhausted_from:
+            raise DataExhausted("0 prompts are left")
+        if version >= self.blocked_from:
+            await stay(self.waiting, self.events)
+        self.events.append(f"collect {version}")
+        self.taken += 1
+        return [Group("g", 1, {0: Member(0, sample("g", size=1))})]
+
+    def state(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    async def restore(self, state: dict[str, Any], version: int) -> None:
+        self.restored, self.taken = (state, version), state["taken"]
+
+
+class FakeLearner:
+    """Notes the step. applied: of each call in turn, True when it runs out. fails_at: a version it dies at."""
+
+    def __init__(self, events: list[str], life: int) -> None:
+        self.events, self.life = events, life
+        self.applied: list[bool] = []
+        self.fails_at = 0
+
+    def learn(self, groups: Sequence[Group], version: int) -> Learned:
+        self.events.append(f"learn {version}")
+        if version == self.fails_at:
+            raise RuntimeError("killed")
+        applied = self.applied.pop(0) if self.applied else True
+        batch = batch_of([[True] * version])
+        return Learned({"train/reward": float(self.life)}, groups[0].samples, [0.5], batch, applied)
+
+
+class FakePublisher:
+    """Counts versions."""
+
+    def __init__(self, events: list[str], version: int) -> None:
+        self.events, self.version = events, version
+
+    async def publish(self, tensors: Iterable[tuple[str, Tensor]]) -> PublishReport:
+        self.version += 1
+        self.events.append(f"publish {self.version}")
+        return PublishReport(self.version, 0.0, 0.0, ("rollout-0",), ())
+
+
+class FakeValidator:
+    """Accuracy 0.75, unless `trouble` has something to raise."""
+
+    def __init__(self, events: list[str], trouble: Trouble) -> None:
+        self.events, self.trouble = events, trouble
+
+    async def run(self, rollouts: Sequence[str], rewards: Sequence[str], version: int) -> ValidationResult:
+        self.events.append(f"validate {version}")
+        if error := self.trouble():
+            raise error
+        assert (rollouts, rewards) == (["rollout:1"], ["reward:1"])
+        return ValidationResult(0.75, 4, 0, 2.0, [])
+
+
+class FakeRegistry:
+    """One server of each kind."""
+
+    async def list(self, kind: Kind) -> list[ServiceRecord]:
+        return [ServiceRecord(kind, kind, f"{kind}:1", "", 1, 0, "", 0.0)]
+
+
+async def stay(reached: asyncio.Event, events: list[str]) -> None:
+    """Wait for ever, and note when that is cut short."""
+    reached.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        events.append("cancelled")
+
+
+def configuration(folder: Path, overrides: Sequence[str]) -> Config:
+    text = {
+        "run": {"name": "r", "dir": str(folder)},
+        "grpo": {
+            "num_prompts_per_step": 1,
+            "num_generations_per_prompt": 2,
+            "max_num_steps": 2,
+            "val_period": 0,
+        },
+        "policy": {
+            "model_name": "none",
+            "train_global_batch_size": 2,
+            "train_micro_batch_size": 1,
+            "megatron_cfg": {"enabled": True},
+            "max_total_sequence_length": 64,
+            "generation": {"max_new_tokens": 8},
+        },
+        "loss_fn": {"reference_policy_kl_penalty": 0.0},
+        "data": {"dataset_name": "reasoning_gym/chain_sum"},
+        "checkpointing": {"save_period": 100},
+    }
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(text))
+    return load_config(path, overrides)
+
+
+class Life:
+    """One life of a trainer in `folder`. published: the version that the registry knows of."""
+
+    def __init__(self, folder: Path, *overrides: str, number: int = 1, published: int = 0) -> None:
+        self.folder, self.config = folder, configuration(folder, overrides)
+        self.events: list[str] = []
+        self.state = LoopState("r", self.config.grpo.max_num_steps)
+        self.backend, self.collector = FakeBackend(self.events), FakeCollector(self.events)
+        self.learner, self.publisher = FakeLearner(self.events, number), FakePublisher(self.events, published)
+        self.validator: FakeValidator | None = None
+        self.servers_ready: Callable[[], Awaitable[None]] = self._ready
+        self.exported: dict[str, float] = {}
+
+    async def _ready(self) -> None:
+        self.events.append("servers")
+
+    def _export(self, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+        self.events.append("export")
+        folder.mkdir()
+        self.exported = {name: float(tensor) for name, tensor in tensors}
+
+    async def run(self) -> None:
+        metrics, samples = JsonLines(self.folder / "metrics.jsonl"), JsonLines(self.folder / "samples.jsonl")
+        parts: dict[str, Any] = {
+            "backend": self.backend,
+            "learner": self.learner,
+            "collector": self.collector,
+            "publisher": self.publisher,
+            "validator": self.validator,
+            "checkpoints": Checkpoints(self.folder / "checkpoints", None, None, True),
+            "recorders": [metrics],
+            "samples": samples,
+            "registry": FakeRegistry(),
+            "servers_ready": lambda: self.servers_ready(),
+            "export": self._export,
+        }
+        with ThreadPoolExecutor(1) as compute:
+            try:
+                await TrainingLoop(self.config, self.folder, self.state, Parts(**parts), compute).run()
+            finally:
+                metrics.close()
+                samples.close()
+
+    async def drained_at(self, reached: asyncio.Event) -> None:
+        """Run, be asked to drain once `reached` is set, and end promptly."""
+        task = asyncio.create_task(self.run())
+        await asyncio.wait_for(reached.wait(), PROMPTLY_S)
+        self.state.drain.set()
+        await asyncio.wait_for(task, PROMPTLY_S)
+
+    def rows(self, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        folder = self.folder / "checkpoints"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+class TestOrder:
+    async def test_each_step_trains_on_the_newest_weights_and_publishes_its_own(self, tmp_path: Path) -> None:
+        life = Life(tmp_path)
+        await life.run()
+        assert life.events == [
+            "publish 1", "servers",
+            "collect 1", "admit 1", "learn 1", "publish 2",
+            "collect 2", "admit 2", "learn 2", "publish 3",
+            "save", "export",
+        ]  # fmt: skip
+        assert (life.state.step, life.state.weight_version, life.state.phase) == (2, 3, "done")
+        assert [(row["step"], row["train/reward"]) for row in life.rows()] == [(1, 1.0), (2, 1.0)]
+        assert [row["train/weight_version"] for row in life.rows()] == [2, 3]
+        assert [row["step"] for row in life.rows("samples.jsonl")] == [1, 2]
+        assert life.checkpoints == ["step_2"] and life.summary["steps"] == 2
+        assert life.exported == {"weight": 0.0}
+
+    async def test_validations_and_checkpoints_come_by_their_periods_and_at_the_end(self, tmp_path: Path) -> None:
+        periods = ["grpo.val_at_start=true", "grpo.val_period=2", "checkpointing.save_period=2"]
+        life = Life(tmp_path, "grpo.max_num_steps=5", *periods)
+        life.validator = FakeValidator(life.events, lambda: None)
+        await life.run()
+        assert [event for event in life.events if "validate" in event] == [
+            "validate 1", "validate 3", "validate 5", "validate 6",
+        ]  # fmt: skip
+        assert [row["step"] for row in life.rows() if "validation/accuracy" in row] == [0, 2, 4, 5]
+        assert life.checkpoints == ["step_2", "step_4", "step_5"]
+        assert life.summary["heldout_before"] == life.summary["heldout_after"] == 0.75
+
+    async def test_the_end_of_the_data_is_the_end_of_the_run(self, tmp_path: Path) -> None:
+        life = Life(tmp_path, "grpo.max_num_steps=9")
+        life.collector.exhausted_from = 3
+        await life.run()
+        assert life.events[-3:] == ["publish 3", "save", "export"]
+        assert life.checkpoints == ["step_2"] and life.summary["steps"] == 2
+
+
+class TestValidationFailures:
+    @pytest.mark.parametrize("kind", ["grpc", "nobody", "late"])
+    async def test_cost_the_measurement_and_nothing_else(self, tmp_path: Path, kind: str) -> None:
+        troubles: dict[str, Exception] = {
+            "grpc": grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, NONE, NONE, "gone", None),
+            "nobody": NoServers("0 rollout servers"),
+            "late": TimeoutError("no rollout server registered"),
+        }
+        life = Life(tmp_path, "grpo.val_at_start=true")
+        life.validator = FakeValidator(life.events, lambda: troubles[kind])
+        await life.run()
+        assert life.events.count("validate 1") == life.events.count("validate 3") == VALIDATION_ATTEMPTS
+        assert life.events[-2:] == ["save", "export"]
+        assert life.checkpoints == ["step_2"] and (tmp_path / "hf").is_dir()
+        assert (life.summary["steps"], life.summary["heldout_after"]) == (2, None)
+        assert [row["step"] for row in life.rows()] == [1, 2]
+
+    async def test_pass_when_the_servers_are_back(self, tmp_path: Path) -> None:
+        life, troubles = Life(tmp_path), [NoServers("a moment ago")]
+        life.validator = FakeValidator(life.events, lambda: troubles.pop() if troubles else None)
+        await life.run()
+        assert life.events[-5:] == ["validate 3", "servers", "validate 3", "save", "export"]
+        assert life.summary["heldout_after"] == 0.75
+
+
+class TestNonFinite:
+    async def test_too_many_in_a_row_end_the_run_and_leave_the_batch(self, tmp_path: Path) -> None:
+        """The step in between, which was applied, starts the count anew."""
+        life = Life(tmp_path, "grpo.max_num_steps=9", "trainer.max_nonfinite_steps=2")
+        life.learner.applied = [False, True, False, False]
+        path = tmp_path / "nonfinite_step_4.safetensors"
+        with pytest.raises(NonFiniteError, match=rf"2 steps in a row.*max_nonfinite_steps.*{re.escape(str(path))}"):
+            await life.run()
+        assert torch.equal(from_bytes(path.read_bytes()).tokens, batch_of([[True] * 4]).tokens)
+        assert [file.name for file in tmp_path.glob("nonfinite*")] == [path.name]
+        assert life.events[-1] == "learn 4"  # weights that may be broken are neither published nor saved
+        assert life.checkpoints == []
+
+
+class TestDrain:
+    async def test_while_waiting_for_groups(self, tmp_path: Path) -> None:
+        """C-01: the wait ends, the finished steps are kept, and nothing is exported as if the run were complete."""
+        life = Life(tmp_path, "grpo.max_num_steps=9")
+        life.validator = FakeValidator(life.events, lambda: None)
+        life.collector.blocked_from = 3
+        await life.drained_at(life.collector.waiting)
+        assert life.events[-3:] == ["publish 3", "cancelled", "save"]
+        assert life.checkpoints == ["step_2"] and not (tmp_path / "hf").exists()
+        assert life.summary["steps"] == 2 and life.state.phase == "done"
+
+    async def test_while_the_servers_are_awaited(self, tmp_path: Path) -> None:
+        life, reached = Life(tmp_path, "grpo.val_at_start=true"), asyncio.Event()
+        life.validator = FakeValidator(life.events, lambda: None)
+        life.servers_ready = lambda: stay(reached, life.events)
+        await life.drained_at(reached)
+        assert life.events == ["publish 1", "cancelled", "save"]
+        assert life.checkpoints == ["step_0"] and not (tmp_path / "hf").exists()
+
+    async def test_during_a_validation(self, tmp_path: Path) -> None:
+        """A server that never answers does not hold a drain up until its deadline."""
+        life, reached = Life(tmp_path, "grpo.val_period=1"), asyncio.Event()
+        life.validator = FakeValidator(life.events, lambda: None)
+        waits: list[Callable[[], Awaitable[None]]] = [life._ready, lambda: stay(reached, life.events)]
+        life.servers_ready = lambda: waits.pop(0)()
+        await life.drained_at(reached)
+        assert life.events[-3:] == ["publish 2", "cancelled", "save"]
+        assert life.checkpoints == ["step_1"] and life.summary["heldout_after"] is None
+
+    async def test_during_a_step_finishes_it(self, tmp_path: Path) -> None:
+        """Groups that were taken are trained on and published before the checkpoint."""
+        life = Life(tmp_path, "grpo.max_num_steps=9")
+        learn = life.learner.learn
+
+        def drained(groups: Sequence[Group], version: int) -> Learned:
+            life.state.drain.set()
+            return learn(groups, version)
+
+        life.learner.learn = drained  # type: ignore[method-assign]
+        await asyncio.wait_for(life.run(), PROMPTLY_S)
+        assert life.events[-3:] == ["learn 1", "publish 2", "save"]
+        assert life.checkpoints == ["step_1"] and life.summary["steps"] == 1
+
+
+class TestResume:
+    async def killed(self, tmp_path: Path) -> Life:
+        """Checkpoint of step 2 at version 3; killed in step 4, when step 3 was recorded and published as version 4."""
+        life = Life(tmp_path, "grpo.max_num_steps=5", "checkpointing.save_period=2")
+        life.learner.fails_at = 4
+        with pytest.raises(RuntimeError, match="killed"):
+            await life.run()
+        assert [row["step"] for row in life.rows()] == [1, 2, 3]
+        assert life.checkpoints == ["step_2"] and life.publisher.version == 4
+        return life
+
+    @pytest.mark.parametrize(("known", "first"), [(4, 5), (0, 4)])
+    async def test_the_version_never_goes_back(self, tmp_path: Path, known: int, first: int) -> None:
+        """Servers hold version 4 and refuse older ones; without a registry that knows, the checkpoint's 3 counts."""
+        await self.killed(tmp_path)
+        life = Life(tmp_path, "grpo.max_num_steps=5", number=2, published=known)
+        await life.run()
+        assert life.events == [
+            "restore", f"publish {first}", "servers",
+            *(f"{what} {version}" for n in range(3) for what, version in (
+                ("collect", first + n), ("admit", first + n), ("learn", first + n), ("publish", first + n + 1),
+            )),
+            "save", "export",
+        ]  # fmt: skip
+        assert life.collector.restored == ({"taken": 2}, first)
+
+    async def test_every_step_has_its_rows_once(self, tmp_path: Path) -> None:
+        """C-02: step 3 of the first life, which no checkpoint holds, is taken and recorded again."""
+        await self.killed(tmp_path)
+        life = Life(tmp_path, "grpo.max_num_steps=5", number=2, published=4)
+        await life.run()
+        rows = [(row["step"], row["train/reward"]) for row in life.rows()]
+        assert rows == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+        assert [row["step"] for row in life.rows("samples.jsonl")] == [1, 2, 3, 4, 5]
+        assert life.summary["steps"] == 5
+        assert life.summary["reward_first5"] == pytest.approx(8 / 5)
+        assert life.exported == {"weight": 1.0}
+
+    async def test_a_finished_run_trains_no_more(self, tmp_path: Path) -> None:
+        await Life(tmp_path).run()
+        (tmp_path / "hf").rmdir()
+        life = Life(tmp_path, number=2, published=3)
+        await life.run()
+        assert life.events == ["restore", "publish 4", "servers", "export"]
+        assert [row["step"] for row in life.rows()] == [1, 2]
+
+    async def test_without_checkpointing_nothing_is_taken_up(self, tmp_path: Path) -> None:
+        await Life(tmp_path).run()
+        (tmp_path / "hf").rmdir()
+        life = Life(tmp_path, "checkpointing.enabled=false", number=2, published=3)
+        await life.run()
+        assert "restore" not in life.events and "save" not in life.events
+        assert life.events[-1] == "export" and life.publisher.version == 6
