@@ -38,6 +38,14 @@ redis.call('SREM', KEYS[2], KEYS[1])
 return redis.call('DEL', KEYS[1])
 """
 
+# KEYS lock, manifest; ARGV token of the caller's lock ('' without one), manifest. The lock's holder where it is another.
+_SET_MANIFEST = """
+local holder = redis.call('GET', KEYS[1])
+if ARGV[1] ~= '' and holder and holder ~= ARGV[1] then return holder end
+redis.call('SET', KEYS[2], ARGV[2])
+return false
+"""
+
 
 class RunLocked(StreamsError):
     """The run has a trainer already."""
@@ -67,7 +75,10 @@ class Registry:
         self._redis: Any = client
         self._index = key(run, "services")
         self._manifest = key(run, "manifest")
+        self._lock = key(run, "lock")
+        self._token = ""
         self._withdraw = client.register_script(_WITHDRAW)
+        self._replace_manifest = client.register_script(_SET_MANIFEST)
 
     async def announce(self, record: ServiceRecord, ttl_s: int = RECORD_TTL_S) -> None:
         """Be found for `ttl_s` seconds; repeat it sooner. A record of the same kind and name is replaced."""
@@ -99,8 +110,15 @@ class Registry:
         return [record for record in records if kind in (None, record.kind)]
 
     async def set_manifest(self, manifest: bytes) -> None:
-        """Make this serialized WeightManifest the newest one."""
-        await self._link.call(lambda: self._redis.set(self._manifest, manifest))
+        """Make this serialized WeightManifest the newest one.
+
+        Raises RunLocked if this was the run's trainer and another has taken over: one that was suspended for longer
+        than its lock lives must not publish beside its successor, not even before it hears of it.
+        """
+        keys, args = [self._lock, self._manifest], (self._token, manifest)
+        holder = await self._link.call(lambda: self._replace_manifest(keys=keys, args=args))
+        if holder is not None:
+            raise RunLocked(f"run {self._run!r} was taken over by {holder.decode()}; this trainer publishes no more")
 
     async def get_manifest(self) -> bytes | None:
         """The newest serialized WeightManifest; None before the first publish."""
@@ -113,10 +131,10 @@ class Registry:
         After a trainer was killed its lock stays for `ttl_s`; `wait_s` longer than that lets a restart in.
         Raises RunLocked naming the present holder.
         """
-        lock = Lock(self._redis, key(self._run, "lock"), timeout=ttl_s, thread_local=False)
+        lock = Lock(self._redis, self._lock, timeout=ttl_s, thread_local=False)
         token = f"{holder} ({secrets.token_hex(4)})"
         await self._acquire(lock, token, wait_s)
-        lost = asyncio.Event()
+        self._token, lost = token, asyncio.Event()
         keeping = asyncio.create_task(self._keep(lock, token, ttl_s, lost))
         try:
             yield lost

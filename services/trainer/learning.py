@@ -26,13 +26,14 @@ from trireme.contracts.v1 import sample_pb2
 
 @dataclass(frozen=True)
 class Learned:
-    """What one step did. rewards: raw, None where masked, aligned with samples. applied: False if skipped."""
+    """What one step did. rewards: raw, None where masked, aligned with samples. applied: False if skipped for a
+    gradient that was not finite, None if there was nothing to train on."""
 
     metrics: dict[str, float]
     samples: list[sample_pb2.Sample]
     rewards: list[float | None]
     batch: Batch
-    applied: bool
+    applied: bool | None
 
 
 class Learner:
@@ -53,6 +54,7 @@ class Learner:
         ended = time.monotonic()
         metrics |= _combine(results) | self._mismatch(batch, results) if results else {}
         metrics |= {
+            "train/masked_samples": float(sum(group.size for group in groups) - flat.valid.sum()),
             "timing/train/data_processing": prepared - started,
             "timing/train/policy_and_reference_logprobs": scored - prepared,
             "timing/train/policy_training": ended - scored,
@@ -61,7 +63,8 @@ class Learner:
             "train/training_tokens_per_s": len(batch.tokens) / (ended - prepared),
         }
         rewards = [float(r) if ok else None for r, ok in zip(flat.rewards, flat.valid, strict=True)]
-        return Learned(metrics, flat.samples, rewards, batch, all(result.applied for result in results))
+        applied = all(result.applied for result in results) if results else None
+        return Learned(metrics, flat.samples, rewards, batch, applied)
 
     def _prepare(self, flat: Flat, version: int) -> tuple[Batch, dict[str, float]]:
         grpo = self._config.grpo
@@ -78,7 +81,6 @@ class Learner:
             "train/zero_variance_fraction": found.zero_variance_fraction,
             "train/advantage_min": found.advantage_min,
             "train/advantage_max": found.advantage_max,
-            "train/masked_samples": float((~flat.valid).sum()),
             "train/truncated_fraction": float(flat.truncated.mean()) if len(flat) else 0.0,
             "train/mean_gen_tokens_per_sample": float(flat.response_lengths.mean()) if len(flat) else 0.0,
         }
@@ -93,11 +95,14 @@ class Learner:
         )
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """One part per optimizer step, in order, of train_global_batch_size sequences; none for an empty batch."""
-        size = self._config.policy.train_global_batch_size
+        """One part per optimizer step, in order, of at most train_global_batch_size sequences; none for an empty batch.
+
+        Parts are as equal as can be: where samples are masked, none is left with a few, which would count as much.
+        """
         if len(batch) == 0:  # every sample is masked; an optimizer step would still move weights by its momentum
             return []
-        return [batch.select(part) for part in torch.arange(len(batch)).split(size)]
+        steps = -(-len(batch) // self._config.policy.train_global_batch_size)
+        return [batch.select(part) for part in torch.arange(len(batch)).tensor_split(steps)]
 
     def _mismatch(self, batch: Batch, results: Sequence[StepResult]) -> dict[str, float]:
         """Engine against trainer, both under the weights before the first update."""

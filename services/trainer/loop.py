@@ -201,6 +201,8 @@ class TrainingLoop:
         await self._on_compute(self._parts.export, tensors, folder)
 
     def _check_finite(self, learned: Learned) -> None:
+        if learned.applied is None:
+            return
         self._skipped = 0 if learned.applied else self._skipped + 1
         if self._skipped >= self._config.trainer.max_nonfinite_steps:
             path = self._save_batch(learned.batch)

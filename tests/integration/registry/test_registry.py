@@ -125,6 +125,21 @@ async def test_a_lost_lock_is_told(registry: Registry, redis_url: str, run_name:
     await client.aclose()
 
 
+async def test_who_lost_the_lock_publishes_no_more(registry: Registry, redis_url: str, run_name: str) -> None:
+    """Woken after a suspension it may come to its publish before it comes to renewing its lock."""
+    client, other = open_client(redis_url), Registry(open_client(redis_url), run_name)
+    async with registry.lock("hostA:1", ttl_s=60):
+        await registry.set_manifest(b"mine")
+        await client.delete(key(run_name, "lock"))
+        await registry.set_manifest(b"nobody else has it")
+        async with other.lock("hostB:2"):
+            await other.set_manifest(b"other")
+            with pytest.raises(RunLocked, match=r"taken over by hostB:2"):
+                await registry.set_manifest(b"late")
+    assert await other.get_manifest() == b"other"
+    await client.aclose()
+
+
 async def test_a_forgotten_lock_is_taken_again(registry: Registry, redis_url: str, run_name: str) -> None:
     """A Redis that restarted without its data."""
     client = open_client(redis_url)

@@ -261,6 +261,12 @@ class TestMasked:
         rest = [one for one in samples if one is not samples[1]]
         assert backend.steps[0][1].loss == pytest.approx(optimise(rest, gains, len(rest))[0].loss, abs=1e-5)
         assert learned.rewards == [1.0, 0.25, 0.0, *SCORES[SIZE:]]
+        assert learned.metrics["train/masked_samples"] == 1
+
+    def test_what_is_left_is_dealt_evenly_to_the_optimizer_steps(self, tmp_path: Path) -> None:
+        """Cut off by fours, the last of five samples would have a step, and Adam's whole learning rate, to itself."""
+        backend, _ = learn(tmp_path, grouped(responses([1.0, None, 0.25, 0.0, None, 1.0, 0.5, None])), batch=4)
+        assert [len(batch) for batch, _ in backend.steps] == [3, 2]
 
     @pytest.mark.parametrize("why", ["failed", "overlong"])
     def test_without_a_sample_to_train_on_no_step_is_taken(self, tmp_path: Path, why: str) -> None:
@@ -276,7 +282,7 @@ class TestMasked:
         assert learned.metrics["train/masked_samples"] == (8 if why == "failed" else 0)
         assert learned.metrics["train/trained_tokens"] == 0
         assert "train/loss" not in learned.metrics
-        assert learned.applied  # nothing was skipped: no gradient was not finite
+        assert learned.applied is None
 
 
 def test_rewards_stand_beside_their_samples(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class FakeLearner:
 
     def __init__(self, events: list[str], life: int) -> None:
         self.events, self.life = events, life
-        self.applied: list[bool] = []
+        self.applied: list[bool | None] = []
         self.fails_at = 0
 
     def learn(self, groups: Sequence[Group], version: int) -> Learned:
@@ -298,15 +298,15 @@ class TestValidationFailures:
 
 class TestNonFinite:
     async def test_too_many_in_a_row_end_the_run_and_leave_the_batch(self, tmp_path: Path) -> None:
-        """The step in between, which was applied, starts the count anew."""
+        """A step that was applied starts the count anew; one that had nothing to train on says nothing."""
         life = Life(tmp_path, "grpo.max_num_steps=9", "trainer.max_nonfinite_steps=2")
-        life.learner.applied = [False, True, False, False]
-        path = tmp_path / "nonfinite_step_4.safetensors"
+        life.learner.applied = [False, True, False, None, False]
+        path = tmp_path / "nonfinite_step_5.safetensors"
         with pytest.raises(NonFiniteError, match=rf"2 steps in a row.*max_nonfinite_steps.*{re.escape(str(path))}"):
             await life.run()
-        assert torch.equal(from_bytes(path.read_bytes()).tokens, batch_of([[True] * 4]).tokens)
+        assert torch.equal(from_bytes(path.read_bytes()).tokens, batch_of([[True] * 5]).tokens)
         assert [file.name for file in tmp_path.glob("nonfinite*")] == [path.name]
-        assert life.events[-1] == "learn 4"  # weights that may be broken are neither published nor saved
+        assert life.events[-1] == "learn 5"  # weights that may be broken are neither published nor saved
         assert life.checkpoints == []
 
 
