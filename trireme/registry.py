@@ -38,7 +38,7 @@ redis.call('SREM', KEYS[2], KEYS[1])
 return redis.call('DEL', KEYS[1])
 """
 
-# KEYS lock, manifest; ARGV token of the caller's lock ('' without one), manifest. The lock's holder where it is another.
+# KEYS lock, manifest; ARGV token of the caller's lock ('' without one), manifest. Returns another holder of the lock.
 _SET_MANIFEST = """
 local holder = redis.call('GET', KEYS[1])
 if ARGV[1] ~= '' and holder and holder ~= ARGV[1] then return holder end
