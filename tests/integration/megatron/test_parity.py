@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.trainer.backends.megatron.backend import MegatronBackend
-from services.trainer.backends.megatron.convert import Shapes, join_qkv, split_qkv
+from services.trainer.backends.megatron.rules import Shapes, join_qkv, split_qkv
 from tests.integration.megatron.support import (
     load_reference,
     make_batch,

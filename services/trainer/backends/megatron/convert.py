@@ -1,110 +1,40 @@
-"""Hugging Face weights to Megatron's and back, tensor by tensor.
+"""Hugging Face weights to Megatron's and back, tensor by tensor, under any layout of ranks.
 
-One table (`rules`) says which Hugging Face tensors make up a Megatron parameter and how they are laid out in it; a
-load and an export both follow it. Every parameter is written exactly once: what is missing, left over or of another
-shape is an error that names it.
+Every parameter is written exactly once: what is missing, left over or of another shape is an error that names it.
+Memory holds one whole tensor at a time (for experts, one of each expert-parallel rank).
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor, nn
 
-from services.trainer.backends.megatron.model import Architecture
+from services.trainer.backends.megatron.folder import Folder
+from services.trainer.backends.megatron.model import Architecture, PolicyModel
+from services.trainer.backends.megatron.rules import EXPERT, LAYER, Shapes, find_rule, pad_rows, shard, unshard
 
 # In some older folders, though they are computed and not weights.
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
-LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
+LOCAL_EXPERT = re.compile(r"\.experts\.(?:local_experts\.(\d+)\.(\w+\.\w+)|(\w+\.(?:weight|bias))(\d+))$")
+HEAD, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What the layouts depend on."""
+class Share:
+    """A parameter's place among the ranks that hold the rest of it. whole: the shape of all of it, with padding."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A Megatron parameter made of `sources`, with `{layer}` standing for the layer's number."""
-
-    sources: tuple[str, ...]
-    join: Callable[[list[Tensor], Shapes], Tensor]
-    split: Callable[[Tensor, Shapes], list[Tensor]]
-
-
-def join_qkv(parts: list[Tensor], shapes: Shapes) -> Tensor:
-    """q, k, v rows to Megatron's order: for each KV head its query heads, its key, its value."""
-    groups, rest = shapes.kv_heads, parts[0].shape[1:]
-    blocks = [part.reshape(groups, -1, shapes.head_dim, *rest) for part in parts]
-    return torch.cat(blocks, 1).reshape(-1, *rest)
-
-
-def split_qkv(weight: Tensor, shapes: Shapes) -> list[Tensor]:
-    """Inverse of `join_qkv`."""
-    per_group, rest = shapes.heads // shapes.kv_heads, weight.shape[1:]
-    blocks = weight.reshape(shapes.kv_heads, per_group + 2, shapes.head_dim, *rest)
-    return [part.reshape(-1, *rest) for part in blocks.split([per_group, 1, 1], 1)]
-
-
-def _same(*sources: str) -> Rule:
-    return Rule(sources, lambda parts, _: parts[0], lambda weight, _: [weight])
-
-
-def _stacked(*sources: str) -> Rule:
-    return Rule(sources, lambda parts, _: torch.cat(parts), lambda weight, _: list(weight.chunk(len(sources))))
-
-
-def _qkv(kind: str) -> Rule:
-    names = (f"model.layers.{{layer}}.self_attn.{part}_proj.{kind}" for part in "qkv")
-    return Rule(tuple(names), join_qkv, split_qkv)
-
-
-_ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
-_INPUT_NORM = _same("model.layers.{layer}.input_layernorm.weight")
-_MLP_NORM = _same("model.layers.{layer}.post_attention_layernorm.weight")
-
-# Llama, Qwen2 and Qwen3 name their tensors alike; each has a subset of these.
-MODEL_RULES = {
-    "embedding.word_embeddings.weight": _same("model.embed_tokens.weight"),
-    "decoder.final_layernorm.weight": _same("model.norm.weight"),
-    "output_layer.weight": _same("lm_head.weight"),
-}
-LAYER_RULES = {
-    "input_layernorm.weight": _INPUT_NORM,
-    "self_attention.linear_qkv.layer_norm_weight": _INPUT_NORM,
-    "self_attention.linear_qkv.weight": _qkv("weight"),
-    "self_attention.linear_qkv.bias": _qkv("bias"),
-    "self_attention.q_layernorm.weight": _same(_ATTENTION + "q_norm.weight"),
-    "self_attention.k_layernorm.weight": _same(_ATTENTION + "k_norm.weight"),
-    "self_attention.linear_proj.weight": _same(_ATTENTION + "o_proj.weight"),
-    "self_attention.linear_proj.bias": _same(_ATTENTION + "o_proj.bias"),
-    "pre_mlp_layernorm.weight": _MLP_NORM,
-    "mlp.linear_fc1.layer_norm_weight": _MLP_NORM,
-    "mlp.linear_fc1.weight": _stacked(_MLP + "gate_proj.weight", _MLP + "up_proj.weight"),
-    "mlp.linear_fc1.bias": _stacked(_MLP + "gate_proj.bias", _MLP + "up_proj.bias"),
-    "mlp.linear_fc2.weight": _same(_MLP + "down_proj.weight"),
-    "mlp.linear_fc2.bias": _same(_MLP + "down_proj.bias"),
-}
-
-
-def find_rule(name: str) -> tuple[Rule, list[str]]:
-    """The rule of a Megatron parameter and the Hugging Face names it stands for."""
-    layer = LAYER.match(name)
-    rule = LAYER_RULES.get(layer[2]) if layer else MODEL_RULES.get(name)
-    if rule is None:
-        raise ValueError(f"no Hugging Face tensor is known for the Megatron parameter {name}")
-    return rule, [source.format(layer=layer[1] if layer else "") for source in rule.sources]
+    dim: int
+    rank: int
+    ranks: int
+    group: dist.ProcessGroup | None
+    whole: tuple[int, ...]
 
 
 def shapes_of(architecture: Architecture) -> Shapes:
@@ -112,70 +42,81 @@ def shapes_of(architecture: Architecture) -> Shapes:
     return Shapes(hf.num_attention_heads, hf.num_key_value_heads, architecture.head_dim)
 
 
-class Folder:
-    """The safetensors files of a Hugging Face folder, read lazily. A context manager."""
+def named_parameters(model: PolicyModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """This rank's parameters; layers and experts are numbered as in the whole model."""
+    for name, parameter in model.named_parameters():
+        layer = LAYER.match(name)
+        if layer:
+            number = model.decoder.layers[int(layer[1])].layer_number - 1
+            name = f"decoder.layers.{number}.{LOCAL_EXPERT.sub(_global_expert(model), layer[2])}"
+        yield name, parameter
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stack = ExitStack()
-        self._files: dict[str, Any] = {}
-        self._where = self._index()
 
-    def __enter__(self) -> Folder:
-        return self
+def _global_expert(model: PolicyModel):  # type: ignore[no-untyped-def]
+    """The substitution of an expert's name, which is of one form here and of another with grouped GEMM."""
+    first = parallel_state.get_expert_model_parallel_rank() * local_experts(model)
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def name(found: re.Match[str]) -> str:
+        number, weight = (found[1], found[2]) if found[1] else (found[4], found[3])
+        return f".experts.{first + int(number)}.{weight}"
 
-    def names(self) -> set[str]:
-        return set(self._where)
+    return name
 
-    def read(self, name: str) -> Tensor:
-        """Raises ValueError naming the tensor when the folder has none of that name."""
-        if name not in self._where:
-            raise ValueError(f"{self.folder} has no tensor {name}")
-        return self._open(self._where[name]).get_tensor(name)
 
-    def _index(self) -> dict[str, str]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            return json.loads(index.read_text())["weight_map"]
-        files = sorted(path.name for path in self.folder.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"{self.folder} holds no .safetensors file")
-        return {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118 (no mapping)
-
-    def _open(self, file: str) -> Any:
-        from safetensors import SafetensorError, safe_open
-
-        if file not in self._files:
-            try:
-                self._files[file] = self._stack.enter_context(safe_open(self.folder / file, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise ValueError(f"{self.folder / file} cannot be read as safetensors: {error}") from error
-        return self._files[file]
+def local_experts(model: PolicyModel) -> int:
+    """How many experts of each layer this rank holds; 0 for a dense model."""
+    return (model.config.num_moe_experts or 0) // parallel_state.get_expert_model_parallel_world_size()
 
 
 @torch.no_grad()
-def load(model: torch.nn.Module, architecture: Architecture, folder: Path) -> None:
-    """Write every parameter of `model` from `folder`, cast to its own dtype.
+def load(model: PolicyModel, architecture: Architecture, folder: Path) -> None:
+    """Write every parameter of `model` from `folder`, cast to its own dtype. Collective.
 
     Raises ValueError naming a tensor that is missing, of the wrong shape, written twice or not used.
     """
-    shapes, used = shapes_of(architecture), set[str]()
+    used, shapes = set[str](), shapes_of(architecture)
     with Folder(folder) as source:
-        for name, parameter in model.named_parameters():
-            rule, names = find_rule(name)
+        for name, parameter in named_parameters(model):
+            # A tied embedding is held twice where the first and the last pipeline stage are not the same.
+            rule, names = find_rule(EMBEDDING if name == HEAD and architecture.tied else name)
             if twice := used.intersection(names):
                 raise ValueError(f"tensor {sorted(twice)[0]} would be written twice, the second time to {name}")
             used.update(names)
-            joined = rule.join([source.read(part) for part in names], shapes)
-            if joined.shape != parameter.shape:
-                raise ValueError(
-                    f"{folder}: {' + '.join(names)} has shape {tuple(joined.shape)}, not {tuple(parameter.shape)}"
-                )
-            parameter.copy_(joined)
-        _refuse_unused(source, used, architecture.tied)
+            whole = rule.join([source.read(part) for part in names], shapes)
+            _write(parameter, name, whole, rule.stacked, f"{folder}: {' + '.join(names)}", model.vocab_size)
+        _refuse_unused(source, _by_any_rank(used), architecture.tied)
+
+
+def _write(parameter: nn.Parameter, name: str, whole: Tensor, stacked: int, what: str, words: int) -> None:
+    """This rank's part of `whole`."""
+    share = _share(name, parameter)
+    expected = (words, *share.whole[1:]) if name in (HEAD, EMBEDDING) else share.whole
+    if whole.shape != expected:
+        raise ValueError(f"{what} has shape {tuple(whole.shape)}, not {tuple(expected)}")
+    parameter.copy_(shard(pad_rows(whole, share.whole[0]), share.dim, stacked, share.rank, share.ranks))
+
+
+def _share(name: str, parameter: nn.Parameter) -> Share:
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return Share(0, 0, 1, None, tuple(parameter.shape))
+    group = _tensor_group(name)
+    whole = list(parameter.shape)
+    whole[parameter.partition_dim] *= group.size()  # type: ignore[attr-defined]
+    return Share(parameter.partition_dim, group.rank(), group.size(), group, tuple(whole))  # type: ignore[attr-defined]
+
+
+def _tensor_group(name: str) -> dist.ProcessGroup:
+    if ".experts." in name:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def _by_any_rank(used: set[str]) -> set[str]:
+    if dist.get_world_size() == 1:
+        return used
+    found: list[set[str]] = [set()] * dist.get_world_size()
+    dist.all_gather_object(found, used)
+    return set().union(*found)
 
 
 def _refuse_unused(source: Folder, used: set[str], tied: bool) -> None:
@@ -190,10 +131,73 @@ def _refuse_unused(source: Folder, used: set[str], tied: bool) -> None:
 
 
 @torch.no_grad()
-def export(model: torch.nn.Module, architecture: Architecture, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The weights under Hugging Face names, one at a time, on the CPU; valid until the model changes."""
+def export(model: PolicyModel, architecture: Architecture, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The weights under Hugging Face names, one at a time, on the CPU; valid until the model changes.
+
+    Collective, and the same on every rank: all must exhaust it.
+    """
     shapes = shapes_of(architecture)
-    for name, parameter in model.named_parameters():
+    for name, whole in _whole_parameters(model, architecture, dtype):
         rule, names = find_rule(name)
-        for part, tensor in zip(names, rule.split(parameter.detach(), shapes), strict=True):
+        if name in (HEAD, EMBEDDING):
+            whole = whole[: model.vocab_size]
+        for part, tensor in zip(names, rule.split(whole, shapes), strict=True):
             yield part, tensor.to("cpu", dtype)
+
+
+def _whole_parameters(model: PolicyModel, architecture: Architecture, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Stage by stage, each parameter of each stage, from whichever ranks have it."""
+    own = [(name, each) for name, each in named_parameters(model) if name != HEAD or not architecture.tied]
+    group, rank = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()
+    plans: list[list[tuple[list[str], tuple[int, ...]]]] = [[] for _ in range(group.size())]
+    plan = [(_names_over_experts(name, model), _share(name, each).whole) for name, each in own]
+    if group.size() == 1:
+        plans = [plan]
+    else:
+        dist.all_gather_object(plans, plan, group=group)
+    for stage, entries in enumerate(plans):
+        for index, (names, shape) in enumerate(entries):
+            held = _gathered(*own[index], dtype) if stage == rank else [None] * len(names)
+            for name, tensor in zip(names, held, strict=True):
+                yield name, _from_stage(tensor, shape, stage, group, dtype, model)
+
+
+def _names_over_experts(name: str, model: PolicyModel) -> list[str]:
+    """The parameter's name on each expert-parallel rank."""
+    found = EXPERT.search(name)
+    if not found:
+        return [name]
+    count = local_experts(model)
+    numbers = range(int(found[1]) % count, model.config.num_moe_experts, count)
+    return [f"{name[: found.start(1)]}{number}{name[found.end(1) :]}" for number in numbers]
+
+
+def _gathered(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> list[Tensor]:
+    """The whole parameter; of an expert, those of all expert-parallel ranks in order."""
+    share, own = _share(name, parameter), parameter.detach().to(dtype)
+    whole = unshard(_all_gather(own, share.group), share.dim, find_rule(name)[0].stacked)
+    return _all_gather(whole, parallel_state.get_expert_model_parallel_group() if EXPERT.search(name) else None)
+
+
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    if group is None or group.size() == 1:
+        return [tensor]
+    parts = [torch.empty_like(tensor) for _ in range(group.size())]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
+def _from_stage(
+    tensor: Tensor | None,
+    shape: tuple[int, ...],
+    stage: int,
+    group: dist.ProcessGroup,
+    dtype: torch.dtype,
+    model: PolicyModel,
+) -> Tensor:
+    """The tensor that pipeline stage `stage` holds, on every stage."""
+    if group.size() > 1:
+        tensor = torch.empty(shape, dtype=dtype, device=model.inv_freq.device) if tensor is None else tensor.contiguous()
+        dist.broadcast(tensor, dist.get_global_rank(group, stage), group)
+    assert tensor is not None
+    return tensor

@@ -10,31 +10,24 @@ import torch
 import torch.distributed as dist
 
 from services.trainer.backends.megatron import cpu
+from services.trainer.backends.megatron.settings import Parallelism, parallelism
 
 if TYPE_CHECKING:
     from trireme.config import Config
 
 TIMEOUT = timedelta(minutes=30)
-_LATER = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
 
 
 def initialize(config: Config) -> None:
     """Join (or, without torchrun's environment, be) the trainer's processes and set seeds and threads.
 
-    Raises ValueError naming the key when the layout is one that cannot be used.
+    Raises ValueError when the processes cannot be dealt to the layout.
     """
-    _refuse_unsupported(config)
     cpu.install()
     _set_threads(config.trainer.threads)
     if not dist.is_initialized():
         _join()
-    _make_groups(config.grpo.seed)
+    _make_groups(parallelism(config.policy.megatron_cfg), config.grpo.seed)
 
 
 def shutdown() -> None:
@@ -66,13 +59,6 @@ def data_parallel_size() -> int:
     return parallel_state.get_data_parallel_world_size()
 
 
-def _refuse_unsupported(config: Config) -> None:
-    for key in _LATER:
-        size = getattr(config.policy.megatron_cfg, key)
-        if size != 1:
-            raise ValueError(f"policy.megatron_cfg.{key}={size} is not yet supported; set it to 1")
-
-
 def _set_threads(threads: int | None) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
@@ -92,10 +78,20 @@ def _join() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
 
 
-def _make_groups(seed: int) -> None:
+def _make_groups(parallel: Parallelism, seed: int) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     if parallel_state.model_parallel_is_initialized():
         return
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=not cpu.active())
+    copy = parallel.tensor * parallel.pipeline * parallel.context
+    if dist.get_world_size() % copy:
+        raise ValueError(f"{dist.get_world_size()} ranks are no multiple of TP x PP x CP = {copy}")
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor,
+        create_gloo_process_groups=not cpu.active(),
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -23,7 +23,7 @@ KEEP_ELEMENTS = 1 << 28
 class Head:
     """weight: [vocabulary shard, hidden], its first row being word `first`; group: those who hold the other shards.
 
-    fused: add the weight's gradient to Megatron's `main_grad` directly.
+    padding: rows at the shard's end that are no words and get no probability. fused: add the weight's gradient to Megatron's `main_grad` directly.
     """
 
     weight: Tensor
@@ -31,6 +31,7 @@ class Head:
     first: int = 0
     group: dist.ProcessGroup | None = None
     fused: bool = False
+    padding: int = 0
 
 
 def token_log_probs(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
@@ -64,6 +65,8 @@ def _chunk(hidden: Tensor, targets: Tensor, head: Head) -> tuple[Tensor, Tensor]
     logits = (hidden @ head.weight.t()).float()
     if head.temperature != 1:
         logits.div_(head.temperature)
+    if head.padding:
+        logits[:, -head.padding :] = -torch.inf
     rows, here = _local_targets(targets, head)
     if head.group is None or head.group.size() == 1:
         words = logits.log_softmax(-1)
@@ -71,7 +74,7 @@ def _chunk(hidden: Tensor, targets: Tensor, head: Head) -> tuple[Tensor, Tensor]
     top = _reduce(logits.amax(-1, keepdim=True), head, dist.ReduceOp.MAX)
     total = _reduce(logits.sub(top).exp_().sum(-1, keepdim=True), head)
     words = logits.sub_(top + total.log())
-    return _reduce(words.gather(1, rows[:, None])[:, 0] * here, head), words
+    return _reduce(torch.where(here, words.gather(1, rows[:, None])[:, 0], 0), head), words
 
 
 class _TokenLogProbs(torch.autograd.Function):

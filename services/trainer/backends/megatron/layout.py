@@ -6,7 +6,7 @@ Sequences of one group may share their prompt: it is then computed once, and eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,19 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def padded(self, multiple: int) -> Layout:
+        """The same behind which tokens that nobody reads make up the multiple, as a segment of their own."""
+        missing = -len(self) % multiple
+        if not missing:
+            return self
+        padding = torch.zeros(missing, dtype=torch.int64)
+        return replace(
+            self,
+            tokens=torch.cat([self.tokens, padding]),
+            positions=torch.cat([self.positions, torch.arange(missing)]),
+            segments=(*self.segments, Segment(len(self), missing)),
+        )
 
 
 def needed_lengths(batch: Batch) -> Tensor:

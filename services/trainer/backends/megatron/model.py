@@ -17,6 +17,7 @@ from services.trainer.backends.megatron import cpu, layers
 from services.trainer.backends.megatron.attention import Angles, PlannedSeqParams, make_plan
 from services.trainer.backends.megatron.layers import Biases
 from services.trainer.backends.megatron.layout import Layout
+from services.trainer.backends.megatron.settings import Settings
 
 # Scalings that do not depend on the length of the sequence at hand.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -84,11 +85,9 @@ def _leave(weight: Tensor) -> None:
     """Initialise nothing: every weight is read from the model folder, and loading checks that it was."""
 
 
-def transformer_config(
-    architecture: Architecture, dtype: torch.dtype, recompute: bool, rope_fusion: bool
-) -> TransformerConfig:
-    """Megatron's configuration of the model, for this machine."""
-    hf, on_cpu = architecture.hf, cpu.active()
+def transformer_config(architecture: Architecture, settings: Settings) -> TransformerConfig:
+    """Megatron's configuration of the model, for this machine and layout."""
+    hf, on_cpu, dtype, parallel = architecture.hf, cpu.active(), settings.dtype, settings.parallel
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -118,12 +117,19 @@ def transformer_config(
         use_cpu_initialization=on_cpu,
         gradient_accumulation_fusion=on_cpu,
         use_te_activation_func=on_cpu,
-        apply_rope_fusion=rope_fusion and not on_cpu,
+        apply_rope_fusion=settings.rope_fusion and not on_cpu,
         bias_dropout_fusion=not on_cpu,
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        recompute_granularity="full" if settings.recompute else None,
+        recompute_method="uniform" if settings.recompute else None,
+        recompute_num_layers=1 if settings.recompute else None,
+        tensor_model_parallel_size=parallel.tensor,
+        sequence_parallel=parallel.sequence,
     )
+
+
+def padded(words: int, ranks: int) -> int:
+    """The rows of an embedding that is shared evenly over `ranks`."""
+    return -(-words // ranks) * ranks
 
 
 class PolicyModel(GPTModel):
@@ -133,12 +139,13 @@ class PolicyModel(GPTModel):
         super().__init__(
             config,
             layers.block_spec(config, architecture.biases),
-            vocab_size=architecture.hf.vocab_size,
+            vocab_size=padded(architecture.hf.vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=architecture.hf.max_position_embeddings,
             share_embeddings_and_output_weights=architecture.tied,
             # Without Transformer Engine the core attention rotates by explicit positions.
             position_embedding_type="none" if cpu.active() else "rope",
         )
+        self.vocab_size = architecture.hf.vocab_size  # without the padding
         inv_freq, self.rope_scale = _rope(architecture.hf)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         if not cpu.active():

@@ -11,7 +11,7 @@ from services.trainer.backends.megatron.settings import Settings
 
 def build_model(architecture: Architecture, settings: Settings, folder: Path) -> PolicyModel:
     """The model with the folder's weights, on this process's device."""
-    config = transformer_config(architecture, settings.dtype, settings.recompute, settings.rope_fusion)
+    config = transformer_config(architecture, settings)
     with cpu.device_literals():
         model = PolicyModel(architecture, config)
     if not cpu.active():

@@ -17,6 +17,29 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class Parallelism:
+    """Ranks that share one copy of the model: each layer's tensors, the layers, a sequence, the experts.
+
+    sequence: norms and residuals are sharded along the sequence over the `tensor` ranks too.
+    first_stage, last_stage: layers of those pipeline stages, None for an even share.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    sequence: bool = False
+    first_stage: int | None = None
+    last_stage: int | None = None
+
+    @property
+    def token_multiple(self) -> int:
+        """What the number of tokens in a micro-batch must be a multiple of."""
+        return self.context * (self.tensor if self.sequence else 1)
+
+
+@dataclass(frozen=True)
 class Settings:
     """dtype: of the model's weights and compute; masters and moments are float32 in any case, gradients are when
     `distributed_data_parallel_config.grad_reduce_in_fp32` is set.
@@ -37,6 +60,7 @@ class Settings:
     scheduler: Any
     ddp: Any
     rope_fusion: bool
+    parallel: Parallelism
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,21 @@ def from_config(config: Config) -> Settings:
         scheduler=megatron.scheduler,
         ddp=megatron.distributed_data_parallel_config,
         rope_fusion=megatron.apply_rope_fusion,
+        parallel=parallelism(megatron),
+    )
+
+
+def parallelism(megatron: Any) -> Parallelism:
+    """From `policy.megatron_cfg`."""
+    return Parallelism(
+        tensor=megatron.tensor_model_parallel_size,
+        pipeline=megatron.pipeline_model_parallel_size,
+        context=megatron.context_parallel_size,
+        expert=megatron.expert_model_parallel_size,
+        expert_tensor=megatron.expert_tensor_parallel_size,
+        sequence=megatron.sequence_parallel,
+        first_stage=megatron.num_layers_in_first_pipeline_stage,
+        last_stage=megatron.num_layers_in_last_pipeline_stage,
     )
 
 

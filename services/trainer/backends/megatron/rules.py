@@ -1,0 +1,125 @@
+"""Which Hugging Face tensors make up a Megatron parameter, how they lie in it, and how ranks share it: one table. Pure.
+
+A load and an export both follow it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the layouts depend on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A Megatron parameter made of `sources`, with `{layer}` standing for the layer's number.
+
+    stacked: it is that many blocks along dimension 0, each of which is shared over the tensor-parallel ranks by itself.
+    """
+
+    sources: tuple[str, ...]
+    join: Callable[[list[Tensor], Shapes], Tensor]
+    split: Callable[[Tensor, Shapes], list[Tensor]]
+    stacked: int = 1
+
+
+def join_qkv(parts: list[Tensor], shapes: Shapes) -> Tensor:
+    """q, k, v rows to Megatron's order: for each KV head its query heads, its key, its value."""
+    groups, rest = shapes.kv_heads, parts[0].shape[1:]
+    blocks = [part.reshape(groups, -1, shapes.head_dim, *rest) for part in parts]
+    return torch.cat(blocks, 1).reshape(-1, *rest)
+
+
+def split_qkv(weight: Tensor, shapes: Shapes) -> list[Tensor]:
+    """Inverse of `join_qkv`."""
+    per_group, rest = shapes.heads // shapes.kv_heads, weight.shape[1:]
+    blocks = weight.reshape(shapes.kv_heads, per_group + 2, shapes.head_dim, *rest)
+    return [part.reshape(-1, *rest) for part in blocks.split([per_group, 1, 1], 1)]
+
+
+def _same(*sources: str) -> Rule:
+    return Rule(sources, lambda parts, _: parts[0], lambda weight, _: [weight])
+
+
+def _stacked(*sources: str) -> Rule:
+    count = len(sources)
+    return Rule(sources, lambda parts, _: torch.cat(parts), lambda weight, _: list(weight.chunk(count)), count)
+
+
+def _qkv(kind: str) -> Rule:
+    names = (f"model.layers.{{layer}}.self_attn.{part}_proj.{kind}" for part in "qkv")
+    return Rule(tuple(names), join_qkv, split_qkv)
+
+
+_ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
+_INPUT_NORM = _same("model.layers.{layer}.input_layernorm.weight")
+_MLP_NORM = _same("model.layers.{layer}.post_attention_layernorm.weight")
+
+# Llama, Qwen2 and Qwen3 name their tensors alike; each has a subset of these.
+MODEL_RULES = {
+    "embedding.word_embeddings.weight": _same("model.embed_tokens.weight"),
+    "decoder.final_layernorm.weight": _same("model.norm.weight"),
+    "output_layer.weight": _same("lm_head.weight"),
+}
+LAYER_RULES = {
+    "input_layernorm.weight": _INPUT_NORM,
+    "self_attention.linear_qkv.layer_norm_weight": _INPUT_NORM,
+    "self_attention.linear_qkv.weight": _qkv("weight"),
+    "self_attention.linear_qkv.bias": _qkv("bias"),
+    "self_attention.q_layernorm.weight": _same(_ATTENTION + "q_norm.weight"),
+    "self_attention.k_layernorm.weight": _same(_ATTENTION + "k_norm.weight"),
+    "self_attention.linear_proj.weight": _same(_ATTENTION + "o_proj.weight"),
+    "self_attention.linear_proj.bias": _same(_ATTENTION + "o_proj.bias"),
+    "pre_mlp_layernorm.weight": _MLP_NORM,
+    "mlp.linear_fc1.layer_norm_weight": _MLP_NORM,
+    "mlp.linear_fc1.weight": _stacked(_MLP + "gate_proj.weight", _MLP + "up_proj.weight"),
+    "mlp.linear_fc1.bias": _stacked(_MLP + "gate_proj.bias", _MLP + "up_proj.bias"),
+    "mlp.linear_fc2.weight": _same(_MLP + "down_proj.weight"),
+    "mlp.linear_fc2.bias": _same(_MLP + "down_proj.bias"),
+}
+
+
+def find_rule(name: str) -> tuple[Rule, list[str]]:
+    """The rule of a Megatron parameter and the Hugging Face names it stands for; `name` has the model's layer number,
+    not the pipeline stage's."""
+    layer = LAYER.match(name)
+    rule = LAYER_RULES.get(layer[2]) if layer else MODEL_RULES.get(name)
+    if rule is None:
+        raise ValueError(f"no Hugging Face tensor is known for the Megatron parameter {name}")
+    return rule, [source.format(layer=layer[1] if layer else "") for source in rule.sources]
+
+
+def shard(whole: Tensor, dim: int, stacked: int, rank: int, ranks: int) -> Tensor:
+    """The part of `whole` that a tensor-parallel rank holds: an even share, along `dim`, of each stacked block.
+
+    Raises ValueError when it cannot be shared evenly.
+    """
+    if whole.shape[dim] % (stacked * ranks):
+        raise ValueError(f"{whole.shape[dim]} rows of {stacked} blocks cannot be shared over {ranks} ranks")
+    return torch.cat([block.chunk(ranks, dim)[rank] for block in whole.chunk(stacked, dim)], dim)
+
+
+def unshard(parts: Sequence[Tensor], dim: int, stacked: int) -> Tensor:
+    """Inverse of `shard`, from the parts of all ranks in order."""
+    blocks = [part.chunk(stacked, dim) for part in parts]
+    return torch.cat([each[index] for index in range(stacked) for each in blocks], dim)
+
+
+def pad_rows(whole: Tensor, rows: int) -> Tensor:
+    """`whole` with zeros below, up to `rows`."""
+    return torch.cat([whole, whole.new_zeros(rows - len(whole), *whole.shape[1:])]) if rows > len(whole) else whole

@@ -1,0 +1,142 @@
+"""Every layout of ranks does what one process does: loss, metrics, log-probs, grad norm, the weights after a step.
+
+All layouts of one size run in the same processes, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from safetensors.torch import load_file
+from torch import Tensor
+
+from services.trainer.backends.base import StepResult
+from services.trainer.backends.megatron import distributed
+from services.trainer.backends.megatron.backend import MegatronBackend
+from tests.integration.megatron.support import (
+    PLAIN_GRADIENT,
+    make_config,
+    make_model,
+    one_step,
+    policy_gradient,
+    ragged_batch,
+    relative,
+    run_ranks,
+    weights_of,
+)
+
+# Key words of the layout, and what they stand for.
+KEYS = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sp": "sequence_parallel",
+    "first": "num_layers_in_first_pipeline_stage",
+    "last": "num_layers_in_last_pipeline_stage",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"num_hidden_layers": 4},
+    "untied, one KV head": {"num_hidden_layers": 4, "num_key_value_heads": 1, "tie_word_embeddings": False},
+    "biases": {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True},
+    "QK norms": {"family": "qwen3", "num_hidden_layers": 4, "head_dim": 16},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout for a model, and what else is set."""
+
+    ranks: int
+    model: str
+    layout: dict[str, int]
+    more: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        layout = {f"policy.megatron_cfg.{KEYS[key]}": value for key, value in self.layout.items()}
+        ranks = {"trainer.nproc": self.ranks, "policy.make_sequence_length_divisible_by": 4 * self.ranks}
+        return {**PLAIN_GRADIENT, **PACKED, **layout, **ranks, **dict(self.more)}
+
+    def __str__(self) -> str:
+        return f"{self.model}: {' '.join(f'{key}{int(value)}' for key, value in self.layout.items()) or 'dp'}"
+
+
+PACKED = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 40}
+CASES = [
+    Case(2, "tied", {"tp": 2}),
+    Case(2, "tied", {"tp": 2, "sp": True}),
+    Case(2, "untied, one KV head", {"tp": 2, "sp": True}),
+    Case(2, "biases", {"tp": 2, "sp": True}),
+    Case(2, "QK norms", {"tp": 2}),
+    Case(2, "QK norms", {"tp": 2, "sp": True}),
+]
+
+
+def folder_of(models: Path, name: str) -> Path:
+    return models / name.replace(" ", "_").replace(",", "")
+
+
+def run_cases(rank: int, models: Path, out: Path, ranks: int) -> None:
+    for number, case in enumerate(CASES):
+        if case.ranks != ranks:
+            continue
+        folder = folder_of(models, case.model)
+        distributed.initialize(make_config(folder, case.changes))
+        backend = MegatronBackend(make_config(folder, case.changes), folder)
+        saved: dict[str, Any] = {"loaded": weights_of(backend), "log_probs": backend.log_probs(ragged_batch())}
+        saved["result"] = vars(backend.step(ragged_batch(), policy_gradient))
+        saved["weights"] = weights_of(backend)
+        torch.save(saved, out / f"{number}_{rank}.pt")
+        parallel_state.destroy_model_parallel()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name, shape in MODELS.items():
+        make_model(folder_of(root, name), **shape)
+    return root
+
+
+@pytest.fixture(scope="module")
+def outcomes(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("outcomes")
+    for ranks in sorted({case.ranks for case in CASES}):
+        run_ranks(ranks, run_cases, models, out, ranks)
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(models: Path) -> dict[str, tuple[StepResult, dict[str, Tensor]]]:
+    """What one process does, by model."""
+    return {
+        name: one_step(folder_of(models, name), ragged_batch(), {**PLAIN_GRADIENT, **PACKED})
+        for name in {case.model for case in CASES}
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_one_process(
+    case: Case, models: Path, outcomes: Path, alone: dict[str, tuple[StepResult, dict[str, Tensor]]]
+) -> None:
+    """L-03, L-06, M-03, M-04, M-05, M-07, K-06, W-09, W-11, W-13"""
+    expected, weights = alone[case.model]
+    source = load_file(folder_of(models, case.model) / "model.safetensors")
+    for rank in range(case.ranks):
+        saved = torch.load(outcomes / f"{CASES.index(case)}_{rank}.pt", weights_only=True)
+        assert saved["loaded"].keys() == source.keys()
+        assert all(torch.equal(saved["loaded"][name], source[name]) for name in source), "not bit-equal to its source"
+        result = StepResult(**saved["result"])
+        assert float((saved["log_probs"] - expected.log_probs).abs().max()) <= 1e-5
+        assert float((result.log_probs - expected.log_probs).abs().max()) <= 1e-5
+        assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+        assert result.metrics == pytest.approx(expected.metrics, rel=1e-5)
+        assert all(relative(saved["weights"][name], weights[name]) <= 1e-5 for name in weights)
