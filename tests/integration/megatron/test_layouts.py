@@ -34,6 +34,7 @@ from tests.integration.megatron.support import (
 KEYS = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
@@ -76,6 +77,10 @@ CASES = [
     Case(2, "biases", {"tp": 2, "sp": True}),
     Case(2, "QK norms", {"tp": 2}),
     Case(2, "QK norms", {"tp": 2, "sp": True}),
+    Case(2, "tied", {"pp": 2}),
+    Case(2, "tied", {"pp": 2, "first": 1}),
+    Case(2, "untied, one KV head", {"pp": 2, "last": 1}),
+    Case(2, "tied", {"pp": 2, "vp": 2}),
 ]
 
 

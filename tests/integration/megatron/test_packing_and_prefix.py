@@ -43,7 +43,7 @@ def test_packed_sequences_do_not_see_each_other(tiny: Path) -> None:
     batch = make_batch([(4, [8]), (6, [6]), (3, [9])])
     with torch.no_grad():
         before, after = (
-            forward.hidden_states(backend.model, layout.plain(each)) for each in (batch, replace_tokens(batch, 1))
+            forward.hidden_states(backend.chunks[0], layout.plain(each)) for each in (batch, replace_tokens(batch, 1))
         )
     lengths = layout.needed_lengths(batch).tolist()
     for sequence, (a, b) in enumerate(zip(before.split(lengths), after.split(lengths), strict=True)):

@@ -120,7 +120,7 @@ def test_bfloat16_folder_is_read_exactly_and_published_as_asked(tiny: Path, tmp_
     (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
     save_file(source, tmp_path / "model.safetensors")
     backend = MegatronBackend(make_config(tmp_path, {"policy.generation.vllm_cfg.precision": "bfloat16"}), tmp_path)
-    assert {weight.dtype for weight in backend.model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in backend.chunks[0].parameters()} == {torch.float32}
     assert all(torch.equal(tensor, source[name]) for name, tensor in backend.tensors())
 
 

@@ -88,6 +88,9 @@ class MegatronConfig(Block):
     expert_tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share each expert.")
     expert_model_parallel_size: int = Field(1, ge=1, description="Ranks that the experts are dealt over (EP).")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Stages that the layers are dealt over (PP).")
+    virtual_pipeline_model_parallel_size: int | None = Field(
+        None, ge=2, description="Chunks of layers that each stage holds, which shortens its idle time; null is one."
+    )
     num_layers_in_first_pipeline_stage: int | None = Field(
         None, ge=1, description="Layers in the first stage; null divides evenly."
     )

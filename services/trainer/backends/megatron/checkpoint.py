@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,11 @@ class InProcessSave(TorchDistSaveShardedStrategy):
         save_sharded(mcore_to_pyt_state_dict(state, False), storage_writer=writer, planner=planner)
 
 
-def save(directory: Path, model: PolicyModel, trainable: Trainable, architecture: Architecture) -> None:
+def save(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
     """Write a checkpoint into an existing empty folder; on disk when it returns. Raises OSError when it cannot be."""
     try:
         with cpu.device_literals():
-            state = _sharded_state(model, trainable, is_loading=False)
+            state = _sharded_state(chunks, trainable, is_loading=False)
             dist_checkpointing.save(state, str(directory), sharded_strategy=InProcessSave())
         _save_random(directory)
     except (RuntimeError, CheckpointException) as error:  # PyTorch's words for a disk that is full, among others
@@ -78,12 +79,13 @@ def save(directory: Path, model: PolicyModel, trainable: Trainable, architecture
     dist.barrier()
 
 
-def restore(directory: Path, model: PolicyModel, trainable: Trainable, architecture: Architecture) -> None:
+def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
     """Load a checkpoint. Raises ValueError naming the folder and what is wrong, before anything has changed."""
     manifest = _check(directory, architecture)
     with cpu.device_literals():
-        loaded = dist_checkpointing.load(_sharded_state(model, trainable, is_loading=True), str(directory))
-        model.load_state_dict(loaded["model"])
+        loaded = dist_checkpointing.load(_sharded_state(chunks, trainable, is_loading=True), str(directory))
+        for index, chunk in enumerate(chunks):
+            chunk.load_state_dict(loaded[f"model{index}"])
         _load_optimizer(trainable, loaded)
     trainable.scheduler.num_steps = loaded["schedule"]["num_steps"]
     trainable.scheduler.step(0)
@@ -91,8 +93,8 @@ def restore(directory: Path, model: PolicyModel, trainable: Trainable, architect
         _load_random(directory)
 
 
-def _sharded_state(model: PolicyModel, trainable: Trainable, is_loading: bool) -> dict[str, Any]:
-    weights = model.sharded_state_dict(metadata=METADATA)
+def _sharded_state(chunks: Sequence[PolicyModel], trainable: Trainable, is_loading: bool) -> dict[str, Any]:
+    weights = {f"model{index}": chunk.sharded_state_dict(metadata=METADATA) for index, chunk in enumerate(chunks)}
     for part in trainable.parts():
         _ensure_moments(part.optimizer)
     steps = max(cpu.steps_taken(part.optimizer) for part in trainable.parts())
@@ -101,7 +103,7 @@ def _sharded_state(model: PolicyModel, trainable: Trainable, is_loading: bool) -
         # Megatron hands torch's Adam one count for all its parameters here.
         cpu.set_steps_taken(part.optimizer, steps)
     schedule = {"num_steps": trainable.scheduler.num_steps, "optimizer_steps": steps}
-    return {"model": weights, "optimizer": state, "schedule": schedule}
+    return {**weights, "optimizer": state, "schedule": schedule}
 
 
 def _ensure_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -7,7 +7,7 @@ Memory holds one whole tensor at a time (for experts, one of each expert-paralle
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,15 @@ def shapes_of(architecture: Architecture) -> Shapes:
     return Shapes(hf.num_attention_heads, hf.num_key_value_heads, architecture.head_dim)
 
 
-def named_parameters(model: PolicyModel) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(chunks: Sequence[PolicyModel]) -> Iterator[tuple[str, nn.Parameter]]:
     """This rank's parameters; layers and experts are numbered as in the whole model."""
-    for name, parameter in model.named_parameters():
-        layer = LAYER.match(name)
-        if layer:
-            number = model.decoder.layers[int(layer[1])].layer_number - 1
-            name = f"decoder.layers.{number}.{LOCAL_EXPERT.sub(_global_expert(model), layer[2])}"
-        yield name, parameter
+    for model in chunks:
+        for name, parameter in model.named_parameters():
+            layer = LAYER.match(name)
+            if layer:
+                number = model.decoder.layers[int(layer[1])].layer_number - 1
+                name = f"decoder.layers.{number}.{LOCAL_EXPERT.sub(_global_expert(model), layer[2])}"
+            yield name, parameter
 
 
 def _global_expert(model: PolicyModel):  # type: ignore[no-untyped-def]
@@ -69,21 +70,21 @@ def local_experts(model: PolicyModel) -> int:
 
 
 @torch.no_grad()
-def load(model: PolicyModel, architecture: Architecture, folder: Path) -> None:
-    """Write every parameter of `model` from `folder`, cast to its own dtype. Collective.
+def load(chunks: Sequence[PolicyModel], architecture: Architecture, folder: Path) -> None:
+    """Write every parameter of this rank's `chunks` from `folder`, cast to its own dtype. Collective.
 
     Raises ValueError naming a tensor that is missing, of the wrong shape, written twice or not used.
     """
     used, shapes = set[str](), shapes_of(architecture)
     with Folder(folder) as source:
-        for name, parameter in named_parameters(model):
+        for name, parameter in named_parameters(chunks):
             # A tied embedding is held twice where the first and the last pipeline stage are not the same.
             rule, names = find_rule(EMBEDDING if name == HEAD and architecture.tied else name)
             if twice := used.intersection(names):
                 raise ValueError(f"tensor {sorted(twice)[0]} would be written twice, the second time to {name}")
             used.update(names)
             whole = rule.join([source.read(part) for part in names], shapes)
-            _write(parameter, name, whole, rule.stacked, f"{folder}: {' + '.join(names)}", model.vocab_size)
+            _write(parameter, name, whole, rule.stacked, f"{folder}: {' + '.join(names)}", chunks[0].vocab_size)
         _refuse_unused(source, _by_any_rank(used), architecture.tied)
 
 
@@ -131,23 +132,28 @@ def _refuse_unused(source: Folder, used: set[str], tied: bool) -> None:
 
 
 @torch.no_grad()
-def export(model: PolicyModel, architecture: Architecture, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def export(
+    chunks: Sequence[PolicyModel], architecture: Architecture, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
     """The weights under Hugging Face names, one at a time, on the CPU; valid until the model changes.
 
     Collective, and the same on every rank: all must exhaust it.
     """
     shapes = shapes_of(architecture)
-    for name, whole in _whole_parameters(model, architecture, dtype):
+    for name, whole in _whole_parameters(chunks, architecture, dtype):
         rule, names = find_rule(name)
         if name in (HEAD, EMBEDDING):
-            whole = whole[: model.vocab_size]
+            whole = whole[: chunks[0].vocab_size]
         for part, tensor in zip(names, rule.split(whole, shapes), strict=True):
             yield part, tensor.to("cpu", dtype)
 
 
-def _whole_parameters(model: PolicyModel, architecture: Architecture, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _whole_parameters(
+    chunks: Sequence[PolicyModel], architecture: Architecture, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
     """Stage by stage, each parameter of each stage, from whichever ranks have it."""
-    own = [(name, each) for name, each in named_parameters(model) if name != HEAD or not architecture.tied]
+    model = chunks[0]
+    own = [(name, each) for name, each in named_parameters(chunks) if name != HEAD or not architecture.tied]
     group, rank = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()
     plans: list[list[tuple[list[str], tuple[int, ...]]]] = [[] for _ in range(group.size())]
     plan = [(_names_over_experts(name, model), _share(name, each).whole) for name, each in own]

@@ -91,11 +91,11 @@ class UnbiasedRow(RowParallelLinear):
         super().__init__(*args, **{**kwargs, "bias": False})
 
 
-def block_spec(config: TransformerConfig, biases: Biases) -> Any:
-    """What Megatron's transformer block is built from on this machine."""
+def block_spec(config: TransformerConfig, biases: Biases, stage: int | None) -> Any:
+    """What Megatron's transformer block is built from on this machine. stage: of a virtual pipeline."""
     if not cpu.active():
         return _transformer_engine_spec(config, biases)
-    layers = [_local_layer(config, biases)] * get_num_layers_to_build(config)
+    layers = [_local_layer(config, biases)] * get_num_layers_to_build(config, vp_stage=stage)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 
 

@@ -15,25 +15,32 @@ Unit = tuple[list[int], int]
 
 
 def split(
-    batch: Batch, how: MicroBatching, ranks: int, share_prefix: bool, seed: int = 0, apart: bool = False
+    batch: Batch,
+    how: MicroBatching,
+    ranks: int,
+    share_prefix: bool,
+    seed: int = 0,
+    apart: bool = False,
+    rounds: int = 1,
 ) -> list[list[Tensor]]:
     """For every rank its micro-batches, each the int64 indices of its sequences (maybe none); equally many on all.
 
     Every sequence is in exactly one of them. With `apart`, what has no advantage lies apart from what has: its
-    gradient is likely zero, and a micro-batch without one needs no backward pass.
+    gradient is likely zero, and a micro-batch without one needs no backward pass. Their number on each rank is a
+    multiple of `rounds`.
     """
     units = _units(batch, how, share_prefix)
     kinds = _by_advantage(batch, units) if apart else [units]
     dealt: list[list[Tensor]] = [[] for _ in range(ranks)]
     for kind in kinds:
-        for rank, members in enumerate(_deal(kind, how, ranks, seed)):
+        for rank, members in enumerate(_deal(kind, how, ranks, seed, rounds)):
             dealt[rank] += members
     return dealt
 
 
-def _deal(units: list[Unit], how: MicroBatching, ranks: int, seed: int) -> list[list[Tensor]]:
-    bins = _pack(units, how, ranks, seed)
-    bins += [[] for _ in range(-len(bins) % ranks)]
+def _deal(units: list[Unit], how: MicroBatching, ranks: int, seed: int, rounds: int) -> list[list[Tensor]]:
+    bins = _pack(units, how, ranks * rounds, seed)
+    bins += [[] for _ in range(-len(bins) % (ranks * rounds))]
     members = [torch.tensor([i for unit in each for i in units[unit][0]], dtype=torch.int64) for each in bins]
     return [[members[index] for index in own] for own in balance(bins, [tokens for _, tokens in units], ranks)]
 
@@ -80,10 +87,10 @@ def _room(unit: Unit, tokens: int, how: MicroBatching) -> bool:
     return len(unit[0]) < how.sequences if how.tokens is None else unit[1] + tokens <= how.tokens
 
 
-def _pack(units: list[Unit], how: MicroBatching, ranks: int, seed: int) -> list[list[int]]:
+def _pack(units: list[Unit], how: MicroBatching, multiple: int, seed: int) -> list[list[int]]:
     if how.tokens is None:
         return _by_count([len(members) for members, _ in units], how.sequences)
-    return pack([tokens for _, tokens in units], how.tokens, how.algorithm, multiple_of_bins=ranks, seed=seed)
+    return pack([tokens for _, tokens in units], how.tokens, how.algorithm, multiple_of_bins=multiple, seed=seed)
 
 
 def _by_count(sizes: list[int], limit: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -124,6 +125,16 @@ def transformer_config(architecture: Architecture, settings: Settings) -> Transf
         recompute_num_layers=1 if settings.recompute else None,
         tensor_model_parallel_size=parallel.tensor,
         sequence_parallel=parallel.sequence,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual if parallel.virtual > 1 else None,
+        num_layers_in_first_pipeline_stage=parallel.first_stage,
+        num_layers_in_last_pipeline_stage=parallel.last_stage,
+        variable_seq_lengths=parallel.pipeline > 1,  # no two micro-batches have as many tokens
+        deallocate_pipeline_outputs=True,
+        # Between two stages, batched messages of an interleaved schedule would meet the wrong receiver.
+        overlap_p2p_comm=parallel.virtual > 1,
+        batch_p2p_comm=parallel.virtual == 1,
+        moe_token_dispatcher_type="alltoall",
     )
 
 
@@ -133,12 +144,19 @@ def padded(words: int, ranks: int) -> int:
 
 
 class PolicyModel(GPTModel):
-    """Megatron's GPT whose last stage returns hidden states: the caller applies the output layer where it matters."""
+    """Megatron's GPT whose last stage returns hidden states: the caller applies the output layer where it matters.
 
-    def __init__(self, architecture: Architecture, config: TransformerConfig) -> None:
+    stage: which of this rank's virtual pipeline stages it is, None where there is one.
+    """
+
+    def __init__(self, architecture: Architecture, config: TransformerConfig, stage: int | None = None) -> None:
+        at = {"ignore_virtual": False, "vp_stage": stage}
         super().__init__(
             config,
-            layers.block_spec(config, architecture.biases),
+            layers.block_spec(config, architecture.biases, stage),
+            pre_process=parallel_state.is_pipeline_first_stage(**at),
+            post_process=parallel_state.is_pipeline_last_stage(**at),
+            vp_stage=stage,
             vocab_size=padded(architecture.hf.vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=architecture.hf.max_position_embeddings,
             share_embeddings_and_output_weights=architecture.tied,

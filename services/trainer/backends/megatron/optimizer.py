@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +38,17 @@ class Trainable:
     Build it from a model whose weights are already loaded: the masters are copied from them here.
     """
 
-    def __init__(self, model: PolicyModel, settings: Settings) -> None:
+    def __init__(self, chunks: Sequence[PolicyModel], settings: Settings) -> None:
         with cpu.device_literals():
-            self.ddp = DistributedDataParallel(model.config, ddp_config(settings), model)
+            self.ddp = [
+                DistributedDataParallel(chunk.config, ddp_config(settings), chunk, disable_bucketing=index > 0)
+                for index, chunk in enumerate(chunks)
+            ]
             self.optimizer: MegatronOptimizer = get_megatron_optimizer(
-                optimizer_config(settings), [self.ddp], use_gloo_process_groups=not cpu.active()
+                optimizer_config(settings), self.ddp, use_gloo_process_groups=not cpu.active()
             )
+        self._pipelined = settings.parallel.pipeline > 1
+        chunks[0].config.no_sync_func = self.no_sync
         for part in self.parts():
             cpu.tune_optimizer(part.optimizer)
         self.scheduler = make_scheduler(self.optimizer, settings)
@@ -49,8 +56,19 @@ class Trainable:
     @property
     def may_skip_backward(self) -> bool:
         """Whether a micro-batch whose gradient is zero may do without its backward pass: not when reductions wait for
-        it, or for a weight that another rank has a gradient for."""
-        return not self.ddp.ddp_config.overlap_grad_reduce and self.ddp.config.expert_model_parallel_size == 1
+        it, or other ranks."""
+        first = self.ddp[0]
+        return not (
+            first.ddp_config.overlap_grad_reduce or self._pipelined or first.config.expert_model_parallel_size > 1
+        )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Reduce no gradients over data-parallel ranks inside."""
+        with ExitStack() as stack:
+            for each in self.ddp:
+                stack.enter_context(each.no_sync())
+            yield
 
     def parts(self) -> list[Any]:
         """Megatron's optimizers, one for dense and one for expert weights."""
@@ -58,13 +76,14 @@ class Trainable:
 
     def zero_grad(self) -> None:
         """Start a step's accumulation."""
-        self.ddp.zero_grad_buffer()
+        for each in self.ddp:
+            each.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def finish_gradients(self) -> None:
         """Sum the gradient over data-parallel ranks."""
         with cpu.device_literals():
-            finalize_model_grads([self.ddp])
+            finalize_model_grads(self.ddp)
 
     def step(self) -> Update:
         """Clip by the global norm and update, unless that norm is not finite: then nothing changes."""

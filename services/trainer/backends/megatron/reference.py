@@ -1,4 +1,4 @@
-"""The frozen reference model of a KL penalty: weights only, no gradients, no optimizer."""
+"""The model with the weights of a folder, and the frozen reference of a KL penalty: no gradients, no optimizer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from services.trainer.backends.megatron.model import Architecture, PolicyModel, 
 from services.trainer.backends.megatron.settings import Settings
 
 
-def build_model(architecture: Architecture, settings: Settings, folder: Path) -> PolicyModel:
-    """The model with the folder's weights, on this process's device."""
+def build_model(architecture: Architecture, settings: Settings, folder: Path) -> list[PolicyModel]:
+    """This rank's part of the model with the folder's weights, on this process's device: one chunk of layers, or
+    several where pipeline stages are virtual."""
     config = transformer_config(architecture, settings)
+    stages = range(settings.parallel.virtual) if settings.parallel.virtual > 1 else [None]
     with cpu.device_literals():
-        model = PolicyModel(architecture, config)
+        chunks = [PolicyModel(architecture, config, stage) for stage in stages]
     if not cpu.active():
-        model.cuda()
-    convert.load(model, architecture, folder)
-    return model
+        chunks = [chunk.cuda() for chunk in chunks]
+    convert.load(chunks, architecture, folder)
+    return chunks
 
 
-def build_reference(architecture: Architecture, settings: Settings, folder: Path) -> PolicyModel:
+def build_reference(architecture: Architecture, settings: Settings, folder: Path) -> list[PolicyModel]:
     """The same, frozen and in eval mode."""
-    return build_model(architecture, settings, folder).requires_grad_(False).eval()
+    return [chunk.requires_grad_(False).eval() for chunk in build_model(architecture, settings, folder)]

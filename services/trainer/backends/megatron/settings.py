@@ -21,7 +21,8 @@ class Parallelism:
     """Ranks that share one copy of the model: each layer's tensors, the layers, a sequence, the experts.
 
     sequence: norms and residuals are sharded along the sequence over the `tensor` ranks too.
-    first_stage, last_stage: layers of those pipeline stages, None for an even share.
+    first_stage, last_stage: layers of those pipeline stages, None for an even share. virtual: chunks of layers that
+    each stage holds.
     """
 
     tensor: int = 1
@@ -32,11 +33,7 @@ class Parallelism:
     sequence: bool = False
     first_stage: int | None = None
     last_stage: int | None = None
-
-    @property
-    def token_multiple(self) -> int:
-        """What the number of tokens in a micro-batch must be a multiple of."""
-        return self.context * (self.tensor if self.sequence else 1)
+    virtual: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,7 @@ def parallelism(megatron: Any) -> Parallelism:
         sequence=megatron.sequence_parallel,
         first_stage=megatron.num_layers_in_first_pipeline_stage,
         last_stage=megatron.num_layers_in_last_pipeline_stage,
+        virtual=megatron.virtual_pipeline_model_parallel_size or 1,
     )
 
 
