@@ -81,6 +81,8 @@ CASES = [
     Case(2, "tied", {"pp": 2, "first": 1}),
     Case(2, "untied, one KV head", {"pp": 2, "last": 1}),
     Case(2, "tied", {"pp": 2, "vp": 2}),
+    Case(2, "tied", {"cp": 2}),
+    Case(2, "QK norms", {"cp": 2}),
 ]
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
 from services.trainer.backends.megatron.layout import Segment
@@ -24,7 +26,7 @@ SMALL_BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Block:
-    """B segments. queries: int64 [B, Lq], keys: int64 [B, Lk], positions in the layout; mask: bool [B or 1, 1, Lq, Lk],
+    """B segments. queries: int64 [B, Lq], rows of this rank; keys: int64 [B, Lk], rows of all ranks; mask: bool [B or 1, 1, Lq, Lk],
     True where a query sees a key, or None for a causal one."""
 
     queries: Tensor
@@ -34,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """blocks, and order: int64 [P], where in the blocks' concatenated rows each position of the layout is."""
+    """blocks, and order: int64 [P], where in the blocks' concatenated queries each of this rank's rows is."""
 
     blocks: tuple[Block, ...]
     order: Tensor
@@ -50,17 +52,22 @@ class Angles:
 
 @dataclass
 class PlannedSeqParams(PackedSeqParams):
-    """Megatron's packed-sequence parameters with what this attention needs beside them."""
+    """Megatron's packed-sequence parameters with what this attention needs beside them. angles: of this rank's rows.
+    group: the ranks that share the sequences."""
 
     plan: Plan | None = None
     angles: Angles | None = None
+    group: dist.ProcessGroup | None = None
 
 
-def make_plan(segments: Sequence[Segment]) -> Plan:
-    """The blocks for `segments`, which cover the layout in order."""
+def make_plan(segments: Sequence[Segment], where: Tensor | None = None) -> Plan:
+    """The blocks for `segments`, which cover this rank's rows in order. where: the key's row of each position in the
+    layout, when that is another."""
+    firsts = torch.tensor([0, *(segment.length for segment in segments)]).cumsum(0).tolist()
+    row_of = {id(segment): first for segment, first in zip(segments, firsts[:-1], strict=True)}
     blocks, rows = [], []
     for members in _stacks(segments):
-        block, valid = _block(members)
+        block, valid = _block(members, [row_of[id(segment)] for segment in members], where)
         blocks.append(block)
         # Padding goes behind the end, where the sort below leaves it.
         rows.append(torch.where(valid, block.queries, torch.iinfo(torch.int64).max).flatten())
@@ -87,16 +94,17 @@ def _fits(stack: list[Segment]) -> bool:
     return padded <= max(SMALL_BLOCK, MAX_WASTE * sum(s.length * (s.length + s.prefix_length) for s in stack))
 
 
-def _block(stack: list[Segment]) -> tuple[Block, Tensor]:
-    """The block of `stack`, and bool [B, Lq]: which of its queries are not padding."""
+def _block(stack: list[Segment], rows: list[int], where: Tensor | None) -> tuple[Block, Tensor]:
+    """The block of `stack`, whose queries begin at `rows`, and bool [B, Lq]: which of its queries are not padding."""
     start, length = _column(s.start for s in stack), _column(s.length for s in stack)
     prefix_start, prefix_length = _column(s.prefix_start for s in stack), _column(s.prefix_length for s in stack)
     offsets, before = torch.arange(int(length.max())), torch.arange(int(prefix_length.max()))
-    own = start + offsets.clamp(max=length - 1)
-    block = Block(own, own, None)
+    inside = offsets.clamp(max=length - 1)
+    keys, mask = start + inside, None
     if len(before):
-        prefix = prefix_start + before.clamp(max=prefix_length - 1)
-        block = Block(own, torch.cat([prefix, own], 1), _mask(before, offsets, prefix_length))
+        prefix = prefix_start + before.clamp(max=prefix_length - 1).clamp(min=0)
+        keys, mask = torch.cat([prefix, keys], 1), _mask(before, offsets, prefix_length)
+    block = Block(_column(rows) + inside, keys if where is None else where[keys], mask)
     return block, offsets < length
 
 
@@ -136,11 +144,15 @@ class PlannedAttention(nn.Module):
         packed_seq_params: PlannedSeqParams | None = None,
         **_: Any,
     ) -> Tensor:
-        """query: [P, heads, D]; key, value: [P, KV heads, D]; returns [P, heads * D]."""
+        """query: [P, heads, D]; key, value: [P, KV heads, D]; returns [P, heads * D]. P: this rank's rows."""
         if packed_seq_params is None or packed_seq_params.plan is None or packed_seq_params.angles is None:
             raise ValueError("this attention takes packed sequences only")
         plan, angles = packed_seq_params.plan, packed_seq_params.angles
         query, key = rotate(query, angles), rotate(key, angles)
+        group = packed_seq_params.group
+        if group is not None and group.size() > 1:
+            # Every query may see keys of every rank; their gradients are summed where they came from.
+            key, value = (gather_from_sequence_parallel_region(each, group=group) for each in (key, value))
         rows = [self._attend(query, key, value, block) for block in plan.blocks]
         return torch.cat(rows).index_select(0, plan.order)
 

@@ -65,9 +65,9 @@ def needed_lengths(batch: Batch) -> Tensor:
     return last.scatter_reduce(0, batch.sequence_index, offsets * batch.loss_mask, "amax", include_self=True)
 
 
-def plain(batch: Batch) -> Layout:
-    """Every sequence by itself."""
-    return _build(batch, [[index] for index in range(len(batch))], share=False)
+def plain(batch: Batch, multiple: int = 1) -> Layout:
+    """Every sequence by itself, each filled up to a `multiple` of tokens."""
+    return _build(batch, [[index] for index in range(len(batch))], share=False, multiple=multiple)
 
 
 def shared(batch: Batch) -> Layout:
@@ -81,8 +81,8 @@ def shared(batch: Batch) -> Layout:
 class _Builder:
     """Collects pieces of the batch and remembers where in the layout each batch token went."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch, multiple: int) -> None:
+        self.batch, self.multiple = batch, multiple
         self.sources: list[Tensor] = []
         self.positions: list[Tensor] = []
         self.segments: list[Segment] = []
@@ -91,13 +91,15 @@ class _Builder:
 
     def add(self, source: int, position: int, length: int, prefix: Segment | None = None) -> Segment:
         """Lay out `length` batch tokens from `source`, the first at `position` of its sequence."""
-        segment = Segment(self.size, length, *((prefix.start, prefix.length) if prefix else ()))
+        filled = length + -length % self.multiple
+        segment = Segment(self.size, filled, *((prefix.start, prefix.length) if prefix else ()))
         places = torch.arange(source, source + length)
-        self.sources.append(places)
-        self.positions.append(torch.arange(position, position + length))
+        # What fills it up comes last, where nothing that is read can see it: any token will do.
+        self.sources.append(torch.arange(source, source + filled).clamp(max=source + length - 1))
+        self.positions.append(torch.arange(position, position + filled))
         self.where[places] = self.size + torch.arange(length)
         self.segments.append(segment)
-        self.size += length
+        self.size += filled
         return segment
 
     def finish(self) -> Layout:
@@ -115,10 +117,10 @@ class _Builder:
         )
 
 
-def _build(batch: Batch, groups: list[list[int]], share: bool) -> Layout:
+def _build(batch: Batch, groups: list[list[int]], share: bool, multiple: int = 1) -> Layout:
     if batch.loss_mask[batch.starts].any():
         raise ValueError("loss_mask is set on the first token of a sequence, which nothing predicts")
-    builder = _Builder(batch)
+    builder = _Builder(batch, multiple)
     needed, starts, prompts = needed_lengths(batch).tolist(), batch.starts.tolist(), batch.prompt_lengths.tolist()
     for group in groups:
         present = [index for index in group if needed[index] > 0]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.trainer.backends.megatron import cpu, layers
 from services.trainer.backends.megatron.attention import Angles, PlannedSeqParams, make_plan
+from services.trainer.backends.megatron.context import Part
 from services.trainer.backends.megatron.layers import Biases
 from services.trainer.backends.megatron.layout import Layout
 from services.trainer.backends.megatron.settings import Settings
@@ -125,6 +126,7 @@ def transformer_config(architecture: Architecture, settings: Settings) -> Transf
         recompute_num_layers=1 if settings.recompute else None,
         tensor_model_parallel_size=parallel.tensor,
         sequence_parallel=parallel.sequence,
+        context_parallel_size=parallel.context,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual if parallel.virtual > 1 else None,
         num_layers_in_first_pipeline_stage=parallel.first_stage,
@@ -183,8 +185,8 @@ class PolicyModel(GPTModel):
             return self.shared_embedding_or_output_weight()
         return self.output_layer.weight
 
-    def packed_parameters(self, layout: Layout) -> PackedSeqParams:
-        """What the attention of every layer needs to know about `layout`."""
+    def packed_parameters(self, layout: Layout, part: Part) -> PackedSeqParams:
+        """What the attention of every layer needs to know about `layout`, of which this rank computes `part`."""
         lengths = torch.tensor([0, *(segment.length for segment in layout.segments)])
         bounds, longest = lengths.cumsum(0).int().to(self.inv_freq.device), int(lengths.max())
         common = {
@@ -196,7 +198,12 @@ class PolicyModel(GPTModel):
         }
         if not cpu.active():
             return PackedSeqParams(**common)
-        return PlannedSeqParams(**common, plan=make_plan(layout.segments), angles=self._angles(layout.positions))
+        return PlannedSeqParams(
+            **common,
+            plan=make_plan(part.pieces, part.where),
+            angles=self._angles(layout.positions[part.rows]),
+            group=parallel_state.get_context_parallel_group(),
+        )
 
     def _angles(self, positions: Tensor) -> Angles:
         angles = (positions[:, None].float() * self.inv_freq)[:, None]

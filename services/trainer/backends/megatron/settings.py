@@ -79,7 +79,7 @@ def from_config(config: Config) -> Settings:
         publish_dtype=_dtype("policy.generation.vllm_cfg.precision", _publish_precision(policy)),
         temperature=_temperature(policy),
         recompute=megatron.activation_checkpointing,
-        shared_prefix=_shared_prefix(config.trainer.shared_prefix),
+        shared_prefix=_shared_prefix(config.trainer.shared_prefix, megatron.context_parallel_size),
         train=_micro_batching(policy, policy.train_micro_batch_size, "train_mb_tokens"),
         logprob=_micro_batching(policy, policy.logprob_batch_size, "logprob_mb_tokens"),
         seed=config.grpo.seed,
@@ -136,7 +136,9 @@ def _temperature(policy: Any) -> float:
     return temperature
 
 
-def _shared_prefix(wanted: bool) -> bool:
+def _shared_prefix(wanted: bool, context_ranks: int) -> bool:
+    if wanted and context_ranks > 1:
+        raise ValueError("trainer.shared_prefix=true and context parallelism exclude each other; set it to false")
     if wanted and not cpu.active():
         raise ValueError("trainer.shared_prefix=true needs the CPU's attention; set it to false with CUDA")
     return wanted
