@@ -14,7 +14,13 @@ from trireme.config.errors import ConfigError
 if TYPE_CHECKING:
     from trireme.config.root import Config
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+)
 SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -136,6 +142,12 @@ def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
         yield f"rule experts: {key} is {ranks}, but the model has no experts: 1"
     if experts and experts % ranks:
         yield f"rule experts: {key} is {ranks}, which does not divide the model's {experts} experts: 1"
+    tensor, expert_tensor = megatron.tensor_model_parallel_size, megatron.expert_tensor_parallel_size
+    if experts and ranks == 1 and expert_tensor != tensor:
+        yield (
+            f"rule experts: policy.megatron_cfg.expert_tensor_parallel_size is {expert_tensor} but {TP} is {tensor}; "
+            f"without expert parallelism they must agree: expert_tensor_parallel_size={tensor}, or {key}={tensor}"
+        )
     if experts and megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
         yield f"rule experts: {TP} > 1 on a mixture of experts needs policy.megatron_cfg.sequence_parallel=true"
 

@@ -39,8 +39,6 @@ TABLE: tuple[Unsupported, ...] = (
     Unsupported("sft", _given, "a grpo block"),
     Unsupported("grpo.max_rollout_turns", _above_one, "1"),
     Unsupported("policy.dtensor_cfg.enabled", _on, "false, with policy.megatron_cfg.enabled=true"),
-    Unsupported(f"{MEGATRON}.expert_model_parallel_size", _above_one, "1"),
-    Unsupported(f"{MEGATRON}.expert_tensor_parallel_size", _above_one, "1"),
     Unsupported(f"{MEGATRON}.distributed_data_parallel_config.use_custom_fsdp", _on, "false"),
     Unsupported("policy.precision", lambda value: value == "float16", "bfloat16 or float32"),
     Unsupported("policy.dynamic_batching.enabled", _on, "false, with policy.sequence_packing.enabled=true"),

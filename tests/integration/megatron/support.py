@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from services.trainer.backends.base import StepResult
 from services.trainer.backends.megatron import distributed
@@ -30,7 +30,13 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
 }
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
+}
 
 
 def make_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
@@ -44,7 +50,8 @@ def make_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    # Grouped matrix products know no float64.
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
 
 
 def make_config(folder: Path, changes: dict[str, Any] | None = None) -> Config:

@@ -46,6 +46,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": {"num_hidden_layers": 4},
     "untied, one KV head": {"num_hidden_layers": 4, "num_key_value_heads": 1, "tie_word_embeddings": False},
     "biases": {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True},
+    "thirds": {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "intermediate_size": 96},
+    "one KV head of four": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64},
+    "Qwen3-MoE": {
+        "family": "qwen3_moe",
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "Mixtral": {"family": "mixtral", "num_hidden_layers": 4, "num_local_experts": 4, "tie_word_embeddings": False},
     "QK norms": {"family": "qwen3", "num_hidden_layers": 4, "head_dim": 16},
 }
 
@@ -83,6 +93,23 @@ CASES = [
     Case(2, "tied", {"pp": 2, "vp": 2}),
     Case(2, "tied", {"cp": 2}),
     Case(2, "QK norms", {"cp": 2}),
+    Case(2, "tied", {}),
+    Case(2, "Qwen3-MoE", {"ep": 2}),
+    Case(2, "Mixtral", {"ep": 2}),
+    Case(2, "Mixtral", {"tp": 2, "sp": True, "etp": 2}),
+    Case(2, "Qwen3-MoE", {"ep": 2, "tp": 2, "sp": True}),
+    Case(2, "Qwen3-MoE", {"tp": 2, "sp": True, "etp": 2}),
+    Case(2, "Qwen3-MoE", {"pp": 2}),
+    Case(2, "Qwen3-MoE", {"cp": 2}),
+    Case(3, "thirds", {"tp": 3, "sp": True}),
+    Case(4, "tied", {"tp": 2, "sp": True, "pp": 2}),
+    Case(4, "biases", {"tp": 2, "sp": True}),
+    Case(4, "tied", {"pp": 2, "cp": 2}),
+    Case(4, "QK norms", {"tp": 2, "sp": True, "cp": 2}),
+    Case(4, "Qwen3-MoE", {"ep": 2, "tp": 2, "sp": True}),
+    Case(4, "Mixtral", {"ep": 2, "tp": 2, "sp": True, "etp": 2}),
+    Case(4, "QK norms", {"pp": 4}),
+    Case(4, "one KV head of four", {"tp": 4, "sp": True}),
 ]
 
 

@@ -21,6 +21,7 @@ from tests.integration.megatron.support import (
     weights_of,
 )
 
+QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SHAPES: dict[str, dict[str, Any]] = {
     "tied, grouped queries": {},
     "untied, one KV head per query head": {"tie_word_embeddings": False, "num_key_value_heads": 6},
@@ -34,6 +35,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "all biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     "Qwen2": {"family": "qwen2"},
     "Qwen3": {"family": "qwen3", "head_dim": 16},
+    "Qwen3-MoE": {"family": "qwen3_moe", "head_dim": 16, **QWEN_EXPERTS},
+    "Qwen3-MoE renormalised": {"family": "qwen3_moe", **QWEN_EXPERTS, "norm_topk_prob": True},
+    "Qwen3-MoE with a dense layer": {"family": "qwen3_moe", **QWEN_EXPERTS, "mlp_only_layers": [1]},
+    "Mixtral": {"family": "mixtral", "num_local_experts": 4, "tie_word_embeddings": False},
     "Qwen3 untied with biases": {"family": "qwen3", "attention_bias": True, "tie_word_embeddings": False},
 }
 
@@ -106,7 +111,7 @@ def test_qkv_rows_are_interleaved_by_group() -> None:
     assert all(torch.equal(a, b) for a, b in zip(split_qkv(joined, shapes), parts, strict=True))
 
 
-@pytest.mark.parametrize("shape", ["tied, grouped queries", "all biases", "Qwen3"])
+@pytest.mark.parametrize("shape", ["tied, grouped queries", "all biases", "Qwen3", "Qwen3-MoE", "Mixtral"])
 def test_tensors_are_bit_equal_to_the_folder(shape: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path, **SHAPES[shape])
     source = load_file(folder / "model.safetensors")

@@ -109,6 +109,7 @@ class MegatronConfig(Block):
     moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "sinkhorn"] = Field(
         "none", description="Load balancing of the router."
     )
+    moe_aux_loss_coeff: float = Field(0.0, ge=0, description="Weight of the router's load-balancing loss.")
     moe_router_bias_update_rate: float = Field(0.0, ge=0, description="Rate of the router's expert-bias update.")
     apply_rope_fusion: bool = Field(True, description="Fused rotary embedding (Transformer Engine only).")
     optimizer: MegatronOptimizerConfig = Field(

@@ -26,8 +26,8 @@ SMALL_BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Block:
-    """B segments. queries: int64 [B, Lq], rows of this rank; keys: int64 [B, Lk], rows of all ranks; mask: bool [B or 1, 1, Lq, Lk],
-    True where a query sees a key, or None for a causal one."""
+    """B segments. queries: int64 [B, Lq], rows of this rank; keys: int64 [B, Lk], rows of all ranks; mask: bool
+    [B or 1, 1, Lq, Lk], True where a query sees a key, or None for a causal one."""
 
     queries: Tensor
     keys: Tensor

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from services.trainer.backends.base import Objective, StepResult
 from services.trainer.backends.megatron import checkpoint, convert, distributed, micro_batches, passes, reference
-from services.trainer.backends.megatron.model import PolicyModel, read_architecture
+from services.trainer.backends.megatron.families import read_architecture
+from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.optimizer import Trainable
 from services.trainer.backends.megatron.settings import MicroBatching, from_config
 from services.trainer.batch import Batch
@@ -76,5 +77,6 @@ class MegatronBackend:
         """Those of this rank: as many as any other rank has, and as an interleaved schedule needs."""
         settings, ranks = self.settings, distributed.data_parallel_size()
         rounds = settings.parallel.pipeline if settings.parallel.virtual > 1 else 1
-        dealt = micro_batches.split(batch, how, ranks, settings.shared_prefix, settings.seed, apart, rounds)
+        share, chunks = settings.shared_prefix, settings.parallel.chunks
+        dealt = micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, chunks)
         return dealt[distributed.data_parallel_rank()]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint import save as save_sharded
 
 from services.trainer.backends.megatron import cpu
-from services.trainer.backends.megatron.model import Architecture, PolicyModel
+from services.trainer.backends.megatron.families import Architecture
+from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.optimizer import Trainable
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-# Any number of ranks can read it, and 0.16.1 refuses its own default here.
+# Any number of ranks can read it, and 0.16.1 refuses its own default here. Megatron adds to the copy that it is given.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 # What must agree for weights to fit: a subset of the Hugging Face configuration.
 IDENTITY = (
@@ -94,16 +96,35 @@ def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable
 
 
 def _sharded_state(chunks: Sequence[PolicyModel], trainable: Trainable, is_loading: bool) -> dict[str, Any]:
-    weights = {f"model{index}": chunk.sharded_state_dict(metadata=METADATA) for index, chunk in enumerate(chunks)}
+    weights = {f"model{index}": chunk.sharded_state_dict(metadata=dict(METADATA)) for index, chunk in enumerate(chunks)}
     for part in trainable.parts():
         _ensure_moments(part.optimizer)
     steps = max(cpu.steps_taken(part.optimizer) for part in trainable.parts())
-    state = trainable.optimizer.sharded_state_dict(weights, is_loading, metadata=METADATA)
+    with _padding_kept(trainable):
+        state = trainable.optimizer.sharded_state_dict(weights, is_loading, metadata=dict(METADATA))
     for part in trainable.parts():
         # Megatron hands torch's Adam one count for all its parameters here.
         cpu.set_steps_taken(part.optimizer, steps)
     schedule = {"num_steps": trainable.scheduler.num_steps, "optimizer_steps": steps}
     return {**weights, "optimizer": state, "schedule": schedule}
+
+
+@contextmanager
+def _padding_kept(trainable: Trainable) -> Iterator[None]:
+    """Megatron leaves the padding between buckets out of what it gathers here, yet finds each parameter in it by a
+    position that counts the padding: behind a padded bucket, moments and masters would be those of a neighbour. Inside,
+    no element counts as padding."""
+    owners = [owner for each in trainable.ddp for owner in (*each.buffers, *each.expert_parallel_buffers)]
+    sizes = [(owner, owner.numel) for owner in owners]
+    sizes += [(bucket, bucket.grad_data.numel()) for owner in owners for bucket in owner.buckets]
+    before = [owner.numel_unpadded for owner, _ in sizes]
+    try:
+        for owner, size in sizes:
+            owner.numel_unpadded = size
+        yield
+    finally:
+        for (owner, _), size in zip(sizes, before, strict=True):
+            owner.numel_unpadded = size
 
 
 def _ensure_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from services.trainer.backends.megatron.families import Architecture
 from services.trainer.backends.megatron.folder import Folder
-from services.trainer.backends.megatron.model import Architecture, PolicyModel
+from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.rules import EXPERT, LAYER, Shapes, find_rule, pad_rows, shard, unshard
 
 # In some older folders, though they are computed and not weights.
@@ -79,7 +80,7 @@ def load(chunks: Sequence[PolicyModel], architecture: Architecture, folder: Path
     with Folder(folder) as source:
         for name, parameter in named_parameters(chunks):
             # A tied embedding is held twice where the first and the last pipeline stage are not the same.
-            rule, names = find_rule(EMBEDDING if name == HEAD and architecture.tied else name)
+            rule, names = find_rule(architecture.name, EMBEDDING if name == HEAD and architecture.tied else name)
             if twice := used.intersection(names):
                 raise ValueError(f"tensor {sorted(twice)[0]} would be written twice, the second time to {name}")
             used.update(names)
@@ -141,7 +142,7 @@ def export(
     """
     shapes = shapes_of(architecture)
     for name, whole in _whole_parameters(chunks, architecture, dtype):
-        rule, names = find_rule(name)
+        rule, names = find_rule(architecture.name, name)
         if name in (HEAD, EMBEDDING):
             whole = whole[: chunks[0].vocab_size]
         for part, tensor in zip(names, rule.split(whole, shapes), strict=True):
@@ -163,7 +164,7 @@ def _whole_parameters(
         dist.all_gather_object(plans, plan, group=group)
     for stage, entries in enumerate(plans):
         for index, (names, shape) in enumerate(entries):
-            held = _gathered(*own[index], dtype) if stage == rank else [None] * len(names)
+            held = _gathered(*own[index], architecture.name, dtype) if stage == rank else [None] * len(names)
             for name, tensor in zip(names, held, strict=True):
                 yield name, _from_stage(tensor, shape, stage, group, dtype, model)
 
@@ -178,10 +179,10 @@ def _names_over_experts(name: str, model: PolicyModel) -> list[str]:
     return [f"{name[: found.start(1)]}{number}{name[found.end(1) :]}" for number in numbers]
 
 
-def _gathered(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> list[Tensor]:
+def _gathered(name: str, parameter: nn.Parameter, architecture: str, dtype: torch.dtype) -> list[Tensor]:
     """The whole parameter; of an expert, those of all expert-parallel ranks in order."""
     share, own = _share(name, parameter), parameter.detach().to(dtype)
-    whole = unshard(_all_gather(own, share.group), share.dim, find_rule(name)[0].stacked)
+    whole = unshard(_all_gather(own, share.group), share.dim, find_rule(architecture, name)[0].stacked)
     return _all_gather(whole, parallel_state.get_expert_model_parallel_group() if EXPERT.search(name) else None)
 
 
@@ -203,7 +204,9 @@ def _from_stage(
 ) -> Tensor:
     """The tensor that pipeline stage `stage` holds, on every stage."""
     if group.size() > 1:
-        tensor = torch.empty(shape, dtype=dtype, device=model.inv_freq.device) if tensor is None else tensor.contiguous()
+        tensor = (
+            torch.empty(shape, dtype=dtype, device=model.inv_freq.device) if tensor is None else tensor.contiguous()
+        )
         dist.broadcast(tensor, dist.get_global_rank(group, stage), group)
     assert tensor is not None
     return tensor

@@ -32,6 +32,7 @@ def install() -> None:
     _replace_rng()
     _replace_wgrad_accumulation()
     _replace_collectives()
+    _replace_experts()
 
 
 def uninstall() -> None:
@@ -118,8 +119,8 @@ class _Nothing:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
+    def __getattr__(self, name: str) -> Callable[..., _Nothing]:
+        return lambda *args, **kwargs: _Nothing()
 
     def __enter__(self) -> _Nothing:
         return self
@@ -219,3 +220,41 @@ def _unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
         return collective(output, source, *args, group=group, **kwargs)
 
     return call
+
+
+def _replace_experts() -> None:
+    """Of a mixture of experts: what moves counts to the CPU leaves those alone that are there, though an all-to-all
+    takes plain numbers only; and a name is missing without Transformer Engine."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    def numbers(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+    _replace(token_dispatcher, "maybe_move_tensor_to_cpu", numbers)
+    _replace(moe_utils, "te_general_gemm", None)
+    _replace_uneven_collectives()
+
+
+def _replace_uneven_collectives() -> None:
+    """gloo gathers and scatters equal shares only; with sharded experts, ranks have as many tokens as were routed."""
+    from megatron.core.tensor_parallel import mappings
+
+    even_gather, even_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather(source: Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return even_gather(source, group, None, use_global_buffer)
+        most = max(output_split_sizes)
+        padded = torch.cat([source, source.new_zeros(most - len(source), *source.shape[1:])])
+        parts = even_gather(padded, group).split(most)
+        return torch.cat([part[:count] for part, count in zip(parts, output_split_sizes, strict=True)])
+
+    def scatter(source: Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return even_scatter(source, group, None, use_global_buffer)
+        summed = source.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(summed, group=group)
+        return summed.split(list(input_split_sizes))[group.rank()]
+
+    _replace(mappings, "_gather_along_first_dim", gather)
+    _replace(mappings, "_reduce_scatter_along_first_dim", scatter)

@@ -21,9 +21,8 @@ from services.trainer.batch import Batch
 def lay_out(batch: Batch, settings: Settings) -> Layout:
     """How this micro-batch lies in the model, on all ranks alike."""
     parallel = settings.parallel
-    chunks = 2 * parallel.context if parallel.context > 1 else 1
-    layout = shared(batch) if settings.shared_prefix else plain(batch, chunks)
-    return layout.padded(chunks * (parallel.tensor if parallel.sequence else 1))
+    layout = shared(batch) if settings.shared_prefix else plain(batch, parallel.chunks)
+    return layout.padded(parallel.chunks * (parallel.tensor if parallel.sequence else 1))
 
 
 def log_probs(model: PolicyModel, batch: Batch, settings: Settings) -> Tensor:

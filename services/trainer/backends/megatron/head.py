@@ -23,7 +23,8 @@ KEEP_ELEMENTS = 1 << 28
 class Head:
     """weight: [vocabulary shard, hidden], its first row being word `first`; group: those who hold the other shards.
 
-    padding: rows at the shard's end that are no words and get no probability. fused: add the weight's gradient to Megatron's `main_grad` directly.
+    padding: rows at the shard's end that are no words and get no probability. fused: add the weight's gradient to
+    Megatron's `main_grad` directly.
     """
 
     weight: Tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,21 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 from torch import Tensor, nn
 
 from services.trainer.backends.megatron import cpu
 from services.trainer.backends.megatron.attention import PlannedAttention
+from services.trainer.backends.megatron.families import Architecture, Biases
 
 
 class RMSNorm(nn.Module):
@@ -67,15 +73,6 @@ class SwiGLU(MegatronModule):
         return nn.functional.silu(gate) * up
 
 
-@dataclass(frozen=True)
-class Biases:
-    """Which linear layers of an architecture have a bias."""
-
-    qkv: bool
-    projection: bool
-    mlp: bool
-
-
 # Megatron has one switch for the biases of attention and MLP: where only one has them, the other is built of these.
 class UnbiasedColumn(ColumnParallelLinear):
     """A column-parallel linear layer without a bias, whatever the configuration says."""
@@ -91,29 +88,32 @@ class UnbiasedRow(RowParallelLinear):
         super().__init__(*args, **{**kwargs, "bias": False})
 
 
-def block_spec(config: TransformerConfig, biases: Biases, stage: int | None) -> Any:
+def block_spec(config: TransformerConfig, architecture: Architecture, stage: int | None) -> Any:
     """What Megatron's transformer block is built from on this machine. stage: of a virtual pipeline."""
     if not cpu.active():
-        return _transformer_engine_spec(config, biases)
-    layers = [_local_layer(config, biases)] * get_num_layers_to_build(config, vp_stage=stage)
+        return _transformer_engine_spec(config, architecture, stage)
+    first = get_transformer_layer_offset(config, vp_stage=stage)
+    own = range(first, first + get_num_layers_to_build(config, vp_stage=stage))
+    experts = architecture.experts
+    layers = [_local_layer(config, architecture.biases, bool(experts and experts.layers[layer])) for layer in own]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 
 
-def _transformer_engine_spec(config: TransformerConfig, biases: Biases) -> Any:
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+def _transformer_engine_spec(config: TransformerConfig, architecture: Architecture, stage: int | None) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
-    if biases.projection != biases.mlp:
+    if architecture.biases.projection != architecture.biases.mlp:
         raise ValueError("attention_bias and mlp_bias must agree with Transformer Engine")
-    return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
 
 
-def _local_layer(config: TransformerConfig, biases: Biases) -> ModuleSpec:
+def _local_layer(config: TransformerConfig, biases: Biases, sparse: bool) -> ModuleSpec:
     submodules = TransformerLayerSubmodules(
         input_layernorm=RMSNorm,
         self_attention=_self_attention(config, biases),
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=RMSNorm,
-        mlp=_mlp(biases),
+        mlp=_experts() if sparse else _mlp(biases),
         mlp_bda=get_bias_dropout_add,
     )
     return ModuleSpec(module=TransformerLayer, submodules=submodules)
@@ -134,3 +134,9 @@ def _self_attention(config: TransformerConfig, biases: Biases) -> ModuleSpec:
 def _mlp(biases: Biases) -> ModuleSpec:
     column, row = (ColumnParallelLinear, RowParallelLinear) if biases.mlp else (UnbiasedColumn, UnbiasedRow)
     return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row, activation_func=SwiGLU))
+
+
+def _experts() -> ModuleSpec:
+    each = MLPSubmodules(linear_fc1=UnbiasedColumn, linear_fc2=UnbiasedRow, activation_func=SwiGLU)
+    experts = ModuleSpec(module=SequentialMLP, submodules=each)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts))

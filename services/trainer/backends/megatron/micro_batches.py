@@ -22,14 +22,15 @@ def split(
     seed: int = 0,
     apart: bool = False,
     rounds: int = 1,
+    multiple: int = 1,
 ) -> list[list[Tensor]]:
     """For every rank its micro-batches, each the int64 indices of its sequences (maybe none); equally many on all.
 
     Every sequence is in exactly one of them. With `apart`, what has no advantage lies apart from what has: its
     gradient is likely zero, and a micro-batch without one needs no backward pass. Their number on each rank is a
-    multiple of `rounds`.
+    multiple of `rounds`; each sequence takes a `multiple` of tokens.
     """
-    units = _units(batch, how, share_prefix)
+    units = _units(batch, how, share_prefix, multiple)
     kinds = _by_advantage(batch, units) if apart else [units]
     dealt: list[list[Tensor]] = [[] for _ in range(ranks)]
     for kind in kinds:
@@ -54,8 +55,8 @@ def _by_advantage(batch: Batch, units: list[Unit]) -> list[list[Unit]]:
     return [kind for kind in kinds if kind]
 
 
-def _units(batch: Batch, how: MicroBatching, share_prefix: bool) -> list[Unit]:
-    needed = needed_lengths(batch).clamp(min=1).tolist()
+def _units(batch: Batch, how: MicroBatching, share_prefix: bool, multiple: int) -> list[Unit]:
+    needed = [length + -length % multiple for length in needed_lengths(batch).clamp(min=1).tolist()]
     if not share_prefix:
         return [([index], length) for index, length in enumerate(needed)]
     prompts, units = batch.prompt_lengths.tolist(), []

@@ -1,10 +1,7 @@
-"""A Hugging Face configuration as a Megatron model: which architectures are supported, and how they are built."""
+"""An architecture as a Megatron model: Megatron's configuration of it, and the module."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,70 +14,9 @@ from torch import Tensor
 from services.trainer.backends.megatron import cpu, layers
 from services.trainer.backends.megatron.attention import Angles, PlannedSeqParams, make_plan
 from services.trainer.backends.megatron.context import Part
-from services.trainer.backends.megatron.layers import Biases
+from services.trainer.backends.megatron.families import Architecture, Experts
 from services.trainer.backends.megatron.layout import Layout
 from services.trainer.backends.megatron.settings import Settings
-
-# Scalings that do not depend on the length of the sequence at hand.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-def _llama_biases(hf: Any) -> Biases:
-    return Biases(qkv=hf.attention_bias, projection=hf.attention_bias, mlp=hf.mlp_bias)
-
-
-def _qwen2_biases(hf: Any) -> Biases:
-    return Biases(qkv=True, projection=False, mlp=False)
-
-
-def _qwen3_biases(hf: Any) -> Biases:
-    return Biases(qkv=hf.attention_bias, projection=hf.attention_bias, mlp=False)
-
-
-FAMILIES = {"LlamaForCausalLM": _llama_biases, "Qwen2ForCausalLM": _qwen2_biases, "Qwen3ForCausalLM": _qwen3_biases}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A supported Hugging Face model: its configuration object and what Megatron needs beside it."""
-
-    name: str
-    hf: Any
-    biases: Biases
-    qk_norm: bool
-
-    @property
-    def head_dim(self) -> int:
-        return getattr(self.hf, "head_dim", None) or self.hf.hidden_size // self.hf.num_attention_heads
-
-    @property
-    def tied(self) -> bool:
-        return bool(self.hf.tie_word_embeddings)
-
-
-def read_architecture(folder: Path) -> Architecture:
-    """Raises ValueError naming the folder and what is missing or unsupported in it."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a Hugging Face model folder: it has no config.json")
-    names = json.loads(file.read_text()).get("architectures") or ["none named"]
-    if names[0] not in FAMILIES:
-        raise ValueError(f"{file}: architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
-    from transformers import AutoConfig
-
-    hf = AutoConfig.from_pretrained(folder)
-    _refuse_unsupported(file, hf)
-    return Architecture(names[0], hf, FAMILIES[names[0]](hf), qk_norm=names[0].startswith("Qwen3"))
-
-
-def _refuse_unsupported(file: Path, hf: Any) -> None:
-    if hf.hidden_act != "silu":
-        raise ValueError(f"{file}: hidden_act={hf.hidden_act!r} is not supported; supported is silu")
-    if hf.rope_parameters["rope_type"] not in ROPE_TYPES:
-        kinds = ", ".join(ROPE_TYPES)
-        raise ValueError(f"{file}: rope_type={hf.rope_parameters['rope_type']!r} is not supported; supported: {kinds}")
-    if getattr(hf, "use_sliding_window", False):
-        raise ValueError(f"{file}: use_sliding_window=true is not supported")
 
 
 def _leave(weight: Tensor) -> None:
@@ -90,6 +26,7 @@ def _leave(weight: Tensor) -> None:
 def transformer_config(architecture: Architecture, settings: Settings) -> TransformerConfig:
     """Megatron's configuration of the model, for this machine and layout."""
     hf, on_cpu, dtype, parallel = architecture.hf, cpu.active(), settings.dtype, settings.parallel
+    experts = _experts(architecture.experts, settings) if architecture.experts else {}
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -136,8 +73,30 @@ def transformer_config(architecture: Architecture, settings: Settings) -> Transf
         # Between two stages, batched messages of an interleaved schedule would meet the wrong receiver.
         overlap_p2p_comm=parallel.virtual > 1,
         batch_p2p_comm=parallel.virtual == 1,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type="alltoall",  # another one refuses variable lengths even where it is not used
+        **experts,
     )
+
+
+def _experts(experts: Experts, settings: Settings) -> dict[str, Any]:
+    """A mixture of experts as Megatron's options."""
+    router = settings.router
+    return {
+        "num_moe_experts": experts.count,
+        "moe_router_topk": experts.chosen,
+        "moe_ffn_hidden_size": experts.width,
+        "moe_layer_freq": list(experts.layers),
+        # Softmax over the chosen, or over all of which the chosen are then not renormalised.
+        "moe_router_pre_softmax": not experts.renormalise,
+        "moe_router_dtype": router.dtype,
+        "moe_router_load_balancing_type": router.load_balancing,
+        "moe_aux_loss_coeff": router.balance_coefficient,
+        "moe_router_bias_update_rate": router.bias_update_rate,
+        "moe_router_enable_expert_bias": router.bias_update_rate > 0,
+        "expert_model_parallel_size": settings.parallel.expert,
+        "expert_tensor_parallel_size": settings.parallel.expert_tensor,
+        "moe_grouped_gemm": not cpu.active(),
+    }
 
 
 def padded(words: int, ranks: int) -> int:
@@ -155,7 +114,7 @@ class PolicyModel(GPTModel):
         at = {"ignore_virtual": False, "vp_stage": stage}
         super().__init__(
             config,
-            layers.block_spec(config, architecture.biases, stage),
+            layers.block_spec(config, architecture, stage),
             pre_process=parallel_state.is_pipeline_first_stage(**at),
             post_process=parallel_state.is_pipeline_last_stage(**at),
             vp_stage=stage,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.trainer.backends.megatron import convert, cpu
-from services.trainer.backends.megatron.model import Architecture, PolicyModel, transformer_config
+from services.trainer.backends.megatron.families import Architecture
+from services.trainer.backends.megatron.model import PolicyModel, transformer_config
 from services.trainer.backends.megatron.settings import Settings
 
 
@@ -19,6 +20,9 @@ def build_model(architecture: Architecture, settings: Settings, folder: Path) ->
     if not cpu.active():
         chunks = [chunk.cuda() for chunk in chunks]
     convert.load(chunks, architecture, folder)
+    for name, parameter in convert.named_parameters(chunks):
+        if settings.router.frozen and ".router." in name:
+            parameter.requires_grad_(False)
     return chunks
 
 

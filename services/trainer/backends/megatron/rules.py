@@ -27,7 +27,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Rule:
-    """A Megatron parameter made of `sources`, with `{layer}` standing for the layer's number.
+    """A Megatron parameter made of `sources`, with `{layer}` and `{expert}` standing for numbers.
 
     stacked: it is that many blocks along dimension 0, each of which is shared over the tensor-parallel ranks by itself.
     """
@@ -70,13 +70,12 @@ _ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp.
 _INPUT_NORM = _same("model.layers.{layer}.input_layernorm.weight")
 _MLP_NORM = _same("model.layers.{layer}.post_attention_layernorm.weight")
 
-# Llama, Qwen2 and Qwen3 name their tensors alike; each has a subset of these.
-MODEL_RULES = {
+MODEL = {
     "embedding.word_embeddings.weight": _same("model.embed_tokens.weight"),
     "decoder.final_layernorm.weight": _same("model.norm.weight"),
     "output_layer.weight": _same("lm_head.weight"),
 }
-LAYER_RULES = {
+ATTENTION = {
     "input_layernorm.weight": _INPUT_NORM,
     "self_attention.linear_qkv.layer_norm_weight": _INPUT_NORM,
     "self_attention.linear_qkv.weight": _qkv("weight"),
@@ -87,6 +86,8 @@ LAYER_RULES = {
     "self_attention.linear_proj.bias": _same(_ATTENTION + "o_proj.bias"),
     "pre_mlp_layernorm.weight": _MLP_NORM,
     "mlp.linear_fc1.layer_norm_weight": _MLP_NORM,
+}
+MLP = {
     "mlp.linear_fc1.weight": _stacked(_MLP + "gate_proj.weight", _MLP + "up_proj.weight"),
     "mlp.linear_fc1.bias": _stacked(_MLP + "gate_proj.bias", _MLP + "up_proj.bias"),
     "mlp.linear_fc2.weight": _same(_MLP + "down_proj.weight"),
@@ -94,14 +95,37 @@ LAYER_RULES = {
 }
 
 
-def find_rule(name: str) -> tuple[Rule, list[str]]:
-    """The rule of a Megatron parameter and the Hugging Face names it stands for; `name` has the model's layer number,
-    not the pipeline stage's."""
-    layer = LAYER.match(name)
-    rule = LAYER_RULES.get(layer[2]) if layer else MODEL_RULES.get(name)
+def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Rule]:
+    """A mixture of experts whose Hugging Face module is `block`, with those names for each expert's matrices."""
+    expert = f"model.layers.{{layer}}.{block}.experts.{{expert}}."
+    return {
+        "mlp.router.weight": _same(f"model.layers.{{layer}}.{block}.gate.weight"),
+        "mlp.experts.linear_fc1.weight": _stacked(f"{expert}{gate}.weight", f"{expert}{up}.weight"),
+        "mlp.experts.linear_fc2.weight": _same(f"{expert}{down}.weight"),
+    }
+
+
+DENSE = MODEL | ATTENTION | MLP
+# Each architecture has a subset of these.
+TABLES: dict[str, dict[str, Rule]] = {
+    "LlamaForCausalLM": DENSE,
+    "Qwen2ForCausalLM": DENSE,
+    "Qwen3ForCausalLM": DENSE,
+    "Qwen3MoeForCausalLM": DENSE | _experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    "MixtralForCausalLM": MODEL | ATTENTION | _experts("block_sparse_moe", "w1", "w3", "w2"),
+}
+
+
+def find_rule(architecture: str, name: str) -> tuple[Rule, list[str]]:
+    """The rule of a Megatron parameter and the Hugging Face names it stands for. Layers and experts in `name` are
+    numbered as in the whole model, not as on a rank."""
+    layer, expert = LAYER.match(name), EXPERT.search(name)
+    kind = EXPERT.sub(".experts.", layer[2] if layer else name)
+    rule = TABLES[architecture].get(kind)
     if rule is None:
-        raise ValueError(f"no Hugging Face tensor is known for the Megatron parameter {name}")
-    return rule, [source.format(layer=layer[1] if layer else "") for source in rule.sources]
+        raise ValueError(f"{architecture}: no Hugging Face tensor is known for the Megatron parameter {name}")
+    numbers = {"layer": layer[1] if layer else "", "expert": expert[1] if expert else ""}
+    return rule, [source.format(**numbers) for source in rule.sources]
 
 
 def shard(whole: Tensor, dim: int, stacked: int, rank: int, ranks: int) -> Tensor:

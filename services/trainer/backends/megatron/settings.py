@@ -35,6 +35,22 @@ class Parallelism:
     last_stage: int | None = None
     virtual: int = 1
 
+    @property
+    def chunks(self) -> int:
+        """Into how many chunks each sequence is cut over context-parallel ranks: its length is a multiple of it."""
+        return 2 * self.context if self.context > 1 else 1
+
+
+@dataclass(frozen=True)
+class Router:
+    """Of a mixture of experts. dtype: Megatron's name of it, None for the model's own."""
+
+    frozen: bool
+    dtype: str | None
+    load_balancing: str
+    balance_coefficient: float
+    bias_update_rate: float
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -58,6 +74,7 @@ class Settings:
     ddp: Any
     rope_fusion: bool
     parallel: Parallelism
+    router: Router
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,13 @@ def from_config(config: Config) -> Settings:
         ddp=megatron.distributed_data_parallel_config,
         rope_fusion=megatron.apply_rope_fusion,
         parallel=parallelism(megatron),
+        router=Router(
+            megatron.freeze_moe_router,
+            megatron.moe_router_dtype,
+            megatron.moe_router_load_balancing_type,
+            megatron.moe_aux_loss_coeff,
+            megatron.moe_router_bias_update_rate,
+        ),
     )
 
 
