@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.reward.frames import BEGIN, HEADER, Report, decode, frame
+from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.contracts.v1 import reward_pb2
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class ScoringProcess:
         command = [sys.executable, "-m", "services.reward.scoring_process", "--parent", str(os.getpid())]
         command += ["--memory-mib", str(settings.memory_mib), *settings.verifiers]
         # One thread each: the pool is the parallelism, and BLAS threads would reserve address space per core.
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        # Redis is not theirs: they judge text that a model wrote.
+        inherited = {name: value for name, value in os.environ.items() if name != REDIS_URL_VARIABLE}
+        env = {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, env=env, start_new_session=True

@@ -1,7 +1,7 @@
 """One process of the pool: reads requests, runs verifiers, reports. Started as `python -m`, killed without notice.
 
-It inherits nothing from the service but two pipes, so a verifier cannot disturb gRPC or Redis there, and a fork after
-gRPC threads exist (which hangs) never happens.
+It inherits nothing from the service but two pipes and an environment without Redis's address, so a verifier cannot
+disturb gRPC or Redis there, and a fork after gRPC threads exist (which hangs) never happens.
 """
 
 from __future__ import annotations

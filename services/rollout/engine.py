@@ -24,6 +24,10 @@ class EngineDeadError(EngineError):
     """The engine is gone and will not come back: the process has to be replaced."""
 
 
+class RequestRefused(EngineError):
+    """The engine will never generate from this request."""
+
+
 class WeightLoadError(EngineError):
     """New weights were not taken. `intact`: whether the engine still has its old ones, whole."""
 

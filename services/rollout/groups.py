@@ -50,8 +50,10 @@ def check(prompt: sample_pb2.Prompt, engine: Engine) -> None:
         raise InvalidPrompt(f"token_ids contains {largest}, the vocabulary has {engine.vocab_size} tokens")
     if sampling.max_new_tokens < 1:
         raise InvalidPrompt("sampling.max_new_tokens is 0; must be at least 1")
-    # Written so that NaN fails too. Between 0 and 0.01 vLLM would silently sample at 0.01.
-    if not (sampling.temperature == 0 or 0.01 <= sampling.temperature <= 2):
+    if not sampling.HasField("temperature"):
+        raise InvalidPrompt("sampling.temperature is not set; must be 0 (greedy) or in [0.01, 2]")
+    # Written so that NaN fails too. Between 0 and 0.01 vLLM would silently sample at 0.01, which is less in float32.
+    if not (sampling.temperature == 0 or 0.0099999 <= sampling.temperature <= 2):
         raise InvalidPrompt(f"sampling.temperature is {sampling.temperature}; must be 0 (greedy) or in [0.01, 2]")
     if not 0 <= sampling.top_p <= 1:
         raise InvalidPrompt(f"sampling.top_p is {sampling.top_p}; must be in [0, 1]")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
 
 from services.rollout import groups
-from services.rollout.engine import Engine, EngineDeadError, EngineError
+from services.rollout.engine import Engine, EngineDeadError, EngineError, RequestRefused
 from services.rollout.metrics import UPDATE_SECONDS, UPDATES, count_sample
 from services.rollout.updates import NotCaughtUp, StaleVersion, UpdateFailed, WeightKeeper
 from trireme.contracts.v1 import rollout_pb2, rollout_pb2_grpc, sample_pb2
@@ -24,8 +25,10 @@ CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
     (StaleVersion, grpc.StatusCode.FAILED_PRECONDITION),
     (UpdateFailed, grpc.StatusCode.INTERNAL),
     (EngineDeadError, grpc.StatusCode.UNAVAILABLE),
+    (RequestRefused, grpc.StatusCode.INVALID_ARGUMENT),
     (EngineError, grpc.StatusCode.INTERNAL),
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
 ]
 
 
@@ -42,13 +45,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         prompt = request.prompt
         try:
             groups.check(prompt, self._engine)
-            await self._ready(prompt, context)
-            async for event in groups.generate(self._engine, prompt, self._name, stream=request.stream_tokens):
-                if isinstance(event, sample_pb2.Sample):
-                    self._count(event)
-                    yield rollout_pb2.GenerateResponse(sample=event)
-                else:
-                    yield rollout_pb2.GenerateResponse(delta=event)
+            async with asyncio.timeout(None if context.time_remaining() else self._timeout_s):
+                await self._ready(prompt, context)
+                async for event in groups.generate(self._engine, prompt, self._name, stream=request.stream_tokens):
+                    if isinstance(event, sample_pb2.Sample):
+                        self._count(event)
+                        yield rollout_pb2.GenerateResponse(sample=event)
+                    else:
+                        yield rollout_pb2.GenerateResponse(delta=event)
         except tuple(kind for kind, _ in CODES) as error:
             await _abort(context, error)
 
@@ -96,4 +100,4 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
     code = next(code for kind, code in CODES if isinstance(error, kind))
-    await context.abort(code, str(error))
+    await context.abort(code, str(error) or "the call had no deadline, and rollout's own has passed")

@@ -18,6 +18,7 @@ from services.rollout.engine import (
     Finish,
     Pressure,
     Request,
+    RequestRefused,
     WeightLoadError,
 )
 from services.rollout.load import EngineLoad
@@ -77,8 +78,10 @@ class VllmEngine:
         return self._version
 
     async def generate(self, request: Request, *, stream: bool = False) -> AsyncIterator[Delta | Completion]:
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
 
         if self._broken:
             raise EngineError(f"the engine has no usable weights: {self._broken}")
@@ -97,6 +100,10 @@ class VllmEngine:
                     yield self._completion(piece, token_ids, log_probs)
         except VllmDeadError as error:
             raise EngineDeadError(f"vLLM's engine process died: {error}") from error
+        except EngineGenerateError as error:
+            raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
+        except (ValueError, VLLMClientError) as error:
+            raise RequestRefused(f"vLLM refuses the request: {error}") from error
 
     async def pause(self, *, wait: bool) -> None:
         await self._llm.pause_generation(mode="wait" if wait else "keep", clear_cache=False)
@@ -109,19 +116,19 @@ class VllmEngine:
             self._checkpoint.check(segment.manifest)
         except WeightsError as error:
             raise WeightLoadError(str(error), intact=not self._broken) from error
-        await self.pause(wait=not in_flight)
         try:
+            await self.pause(wait=not in_flight)
             args = (str(segment.path), segment.manifest.SerializeToString())
             await self._llm.collective_rpc("trireme_load_weights", args=args)
             # Frozen requests are computed again from their first token: what they sample next is then exactly what
             # the new weights alone would have, as their version spans say.
             await self.reset_cache(running_too=in_flight)
+            await self._llm.update_weight_version(str(version))
+            self._version, self._broken = version, None
+            await self.resume()
         except Exception as error:  # whatever it was, the weights are neither the old nor the new ones now
             await self._fence(f"loading version {version} failed: {error}")
             raise WeightLoadError(f"loading weights version {version} failed: {error}", intact=False) from error
-        await self._llm.update_weight_version(str(version))
-        self._version, self._broken = version, None
-        await self.resume()
 
     async def reset_cache(self, *, running_too: bool) -> None:
         for _ in range(CACHE_RESET_TRIES):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from services.rollout import groups
-from services.rollout.engine import Engine, EngineError
+from services.rollout.engine import Engine, EngineError, RequestRefused
 from services.rollout.metrics import GROUPS, GROUPS_RUNNING, count_sample
 from services.rollout.updates import NotCaughtUp, WeightKeeper
 from trireme.contracts.v1.sample_pb2 import Prompt, Sample
@@ -115,18 +115,23 @@ class RolloutWorker:
         try:
             prompt = self._parse(entry)
         except ValueError as error:
-            log.error("refused a prompt: %s", error, extra={"entry": entry.id})
-            GROUPS.labels("refused").inc()
-            await self._prompts.dead_letter(entry, f"rollout: {error}")
+            await self._refuse(entry, error)
             return
         try:
             async with held(self._prompts, [entry]), asyncio.timeout(self._limits.timeout_s):
                 await self._keeper.wait_for(prompt.min_weight_version, self._limits.timeout_s)
                 await self._forward(entry, await self._generate(prompt))
+        except RequestRefused as error:
+            await self._refuse(entry, error)
         except (EngineError, NotCaughtUp, StreamsError, TimeoutError) as error:
             reason = str(error) or f"not finished within {self._limits.timeout_s:g} s"
             log.warning("gave a prompt back: %s", reason, extra={"group": prompt.group_id})
             GROUPS.labels("given_back").inc()
+
+    async def _refuse(self, entry: Entry, error: Exception) -> None:
+        log.error("refused a prompt: %s", error, extra={"entry": entry.id})
+        GROUPS.labels("refused").inc()
+        await self._prompts.dead_letter(entry, f"rollout: {error}")
 
     def _parse(self, entry: Entry) -> Prompt:
         """Raises ValueError when the entry is no prompt that could ever be generated."""

@@ -74,7 +74,7 @@ def main() -> int:
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
-    setup_logging(given.name)
+    setup_logging(given.name, config.telemetry.log_level)
     try:
         run(config, given.name)
     except DataError as error:

@@ -51,10 +51,11 @@ class JsonLines:
 
     def rewind(self, step: int) -> None:
         """Drop the rows of later steps, and a last line that a crash cut off; the file is replaced at once or not."""
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        # Text may hold characters that `splitlines` takes for ends of lines; bytes have one kind.
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step]
         beside = self._path.with_suffix(".rewound")
-        beside.write_text("".join(kept), encoding="utf-8")
+        beside.write_bytes(b"".join(kept))
         self._file.close()
         beside.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
@@ -99,7 +100,7 @@ class WeightsAndBiases(Recorder):
 
     def __init__(self, config: Config, options: Mapping[str, Any]) -> None:
         wandb = _require("wandb", "logger.wandb_enabled")
-        self._run = wandb.init(**{"name": config.run.name, **options}, config=config.model_dump(mode="json"))
+        self._run = wandb.init(**{"name": config.run.name, **options}, config=config.to_tree(mask=True))
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

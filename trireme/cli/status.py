@@ -13,10 +13,10 @@ from rich.table import Table
 from trireme.cli.console import err, out, refuse
 from trireme.cli.runs import find_run
 from trireme.cli.up import checked_config
+from trireme.config.secrets import mask_url
 from trireme.launch.rundir import RunDirectory, RunState
 from trireme.launch.snapshot import Queue, Snapshot, look
 from trireme.registry import ServiceRecord
-from trireme.streams.connection import redacted
 from trireme.streams.errors import StreamsError
 
 UNREACHABLE = 1
@@ -67,7 +67,7 @@ def _state(directory: RunDirectory) -> RunState | None:
 def _report(
     directory: RunDirectory, state: RunState | None, snapshot: Snapshot | None, trouble: str | None
 ) -> dict[str, Any]:
-    shown = {**vars(state), "redis_url": redacted(state.redis_url)} if state else {"state": "unknown"}
+    shown = {**vars(state), "redis_url": mask_url(state.redis_url)} if state else {"state": "unknown"}
     found = snapshot.as_dict() if snapshot else {}
     return {**shown, "run_dir": str(directory.path), "trouble": trouble, **found}
 

@@ -24,7 +24,7 @@ from trireme.launch.plan import PlanError, describe, make_plan, require_free_por
 from trireme.launch.process import ProcessSpec
 from trireme.launch.redis import run_redis
 from trireme.launch.resources import available_cores, available_gpus
-from trireme.launch.run import Run, RunFailed
+from trireme.launch.run import FAILED, Run, RunFailed
 from trireme.launch.rundir import RunDirectory, RunInUse, RunState, write_private
 from trireme.registry import Kind
 from trireme.streams.errors import StreamsError
@@ -109,6 +109,9 @@ def _execute(run: Run) -> int:
     except RunFailed as error:
         complain(str(error))
         return error.code
+    except OSError as error:  # the run had begun: this is no refusal
+        complain(str(error))
+        return FAILED
 
 
 def _finish(directory: RunDirectory, code: int, started_unix_s: float) -> None:

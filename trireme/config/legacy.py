@@ -27,11 +27,16 @@ class WithoutEffect:
 
 NO_GPU_RECORDER = WithoutEffect("take GPU use from the metrics of the machine", silent=(False,))
 WHO_HAS_WHAT = WithoutEffect("rollout.replicas and trainer.nproc say who has what")
+NOTHING_IS_PADDED = WithoutEffect(
+    "sequences are laid end to end, with no more padding than a layout needs", silent=(64,)
+)
 OTHER_BACKEND = WithoutEffect("it belongs to the DTensor backend")
 
 # Keys of the schema that load, keep their value and change nothing. `*` stands for any name.
 WITHOUT_EFFECT = {
     "env.*.num_workers": WithoutEffect("reward.workers says how many scoring processes a server has"),
+    "policy.sequence_packing.sequence_length_round": NOTHING_IS_PADDED,
+    "policy.dynamic_batching.sequence_length_round": NOTHING_IS_PADDED,
     "policy.generation_batch_size": WithoutEffect("vLLM schedules by itself"),
     "policy.optimizer": OTHER_BACKEND,
     "policy.scheduler": OTHER_BACKEND,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 MASK = "***"
 SECRET_KEYS = ("redis.url", "security.tokens")
@@ -26,11 +26,18 @@ def mask_value(value: Any) -> Any:
     """A URL without its password; any other text or list hidden whole; null as it is."""
     if not isinstance(value, str):
         return value if value is None else MASK
+    return mask_url(value) if "://" in value else MASK
+
+
+def mask_url(url: str) -> str:
+    """`url` without a password and without a query, which may hold one. What is between `://` and the last `@` counts
+    as the password, even where an unescaped `/` in it says otherwise; what is no URL at all is hidden whole."""
     try:
-        parts = urlsplit(value)
-    except ValueError:  # not a URL at all, so that nobody can say which part of it is the password
+        urlsplit(url)
+    except ValueError:
         return MASK
-    if "@" not in parts.netloc:
-        return value if parts.scheme and not parts.query else MASK
-    user = f"{parts.username}:" if parts.username and parts.password else ":" if parts.password else ""
-    return urlunsplit(parts._replace(netloc=f"{user}{MASK}@{parts.netloc.rpartition('@')[2]}"))
+    scheme, _, rest = url.partition("://")
+    access, at, host = rest.rpartition("@")
+    place, question, _ = host.partition("?")
+    shown = f"{access.partition(':')[0]}:{MASK}" if ":" in access else MASK
+    return f"{scheme}://{shown + at if at else ''}{place}{question + MASK if question else ''}"

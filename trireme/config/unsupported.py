@@ -41,7 +41,6 @@ TABLE: tuple[Unsupported, ...] = (
     Unsupported("policy.dtensor_cfg.enabled", _on, "false, with policy.megatron_cfg.enabled=true"),
     Unsupported(f"{MEGATRON}.distributed_data_parallel_config.use_custom_fsdp", _on, "false"),
     Unsupported("policy.precision", lambda value: value == "float16", "bfloat16 or float32"),
-    Unsupported("policy.dynamic_batching.enabled", _on, "false, with policy.sequence_packing.enabled=true"),
     Unsupported(f"{VLLM}.tensor_parallel_size", _above_one, "1, with more rollout.replicas"),
     Unsupported(f"{VLLM}.pipeline_parallel_size", _above_one, "1, with more rollout.replicas"),
     Unsupported("cluster.num_nodes", _above_one, "1"),

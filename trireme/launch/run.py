@@ -70,13 +70,17 @@ class MetricsTail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            # A resumed trainer drops the rows of steps that it takes again.
-            self._offset = file.seek(min(self._offset, file.seek(0, os.SEEK_END)))
+            # A resumed trainer drops the rows of steps that it takes again, and may have written others since.
+            self._offset = min(self._offset, file.seek(0, os.SEEK_END))
+            file.seek(max(0, self._offset - 1))
+            if self._offset and file.read(1) != b"\n":
+                self._offset += len(file.readline())
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.splitlines():
-            yield json.loads(line)
+            with contextlib.suppress(ValueError):  # showing a run must not end it
+                yield json.loads(line)
 
 
 class Run:
@@ -94,6 +98,7 @@ class Run:
         self._state = state
         self._tail = MetricsTail(directory.metrics)
         self._asked_s = 0.0  # when the trainer was last asked for its status
+        self._known_address: str | None = None  # of the trainer, when it was last heard of
 
     def execute(self, policy: RestartPolicy | None = None) -> int:
         """Everything from the first process to the last; returns the exit code of the run.
@@ -161,12 +166,16 @@ class Run:
             self._view.status(trainer_status(address) if address else None)
 
     def _trainer_address(self) -> str | None:
+        """Where the trainer serves, or did when Redis last said so; None before it ever served."""
         record = self._probe.record(self._supervisor.services[TRAINER].process)
-        return record.address if record else None
+        if record:
+            self._known_address = record.address
+        return self._known_address
 
     def _stop(self) -> None:
         """The trainer first, so that it can finish its step with the others' help and checkpoint."""
-        self._save("stopping")
+        with contextlib.suppress(OSError):  # a full disk must not cost the checkpoint of which it may leave room
+            self._save("stopping")
         if TRAINER in self._supervisor.services:
             self._drain()
         for kind in ("rollout", "reward"):

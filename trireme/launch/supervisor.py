@@ -108,7 +108,10 @@ class Supervisor:
                 raise Interrupted
             for service in waiting:
                 self._first_start(service)
-            self._poll(service for service in self.services.values() if service not in fresh)
+            self._poll(service for service in self.services.values() if service not in waiting)
+            for service in fresh:
+                if service.stage is Stage.LOST:
+                    raise StartupFailed(service.last_words, service.spec.name, service.process.exit_code())
             time.sleep(LOOK_S)
 
     def poll(self) -> None:

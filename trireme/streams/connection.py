@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from trireme.config.secrets import mask_url
 from trireme.streams.errors import AccessDenied, StreamsError, Unreachable, WritesRefused, WrongServer
 
 T = TypeVar("T")
@@ -40,13 +41,7 @@ def open_client(url: str, connect_timeout_s: float = 10.0) -> Redis:
             retry=Retry(NoBackoff(), 0),  # `Link` decides what is repeated, and for how long
         )
     except ValueError as error:
-        raise StreamsError(f"redis.url {redacted(url)!r} is not a Redis URL: {error}") from error
-
-
-def redacted(url: str) -> str:
-    """The URL without its password."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://***@{tail}" if at else url
+        raise StreamsError(f"redis.url {mask_url(url)!r} is not a Redis URL: {error}") from error
 
 
 class Link:

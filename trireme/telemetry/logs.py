@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PASSWORD = re.compile(r"(rediss?://[^:@/\s]*):[^@\s]*@")
+_PASSWORD = re.compile(r"((?:rediss?|unix)://[^:@/\s]*):[^@\s]*@|([?&]password=)[^&\s\"]*")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _NOISE = frozenset({"vllm_process_name"})  # vLLM adds it to every record of a process that imports it
 
@@ -35,6 +35,10 @@ def _handler(file: Path | None) -> logging.Handler:
     return logging.FileHandler(file, encoding="utf-8")
 
 
+def _hide(found: re.Match[str]) -> str:
+    return f"{found[1]}:***@" if found[1] is not None else f"{found[2]}***"
+
+
 class JsonFormatter(logging.Formatter):
     """time, level, service, logger, message; then the extras, and `exception` with a traceback."""
 
@@ -53,4 +57,4 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD | _NOISE}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _PASSWORD.sub(r"\1:***@", json.dumps(line, default=str, ensure_ascii=False))
+        return _PASSWORD.sub(_hide, json.dumps(line, default=str, ensure_ascii=False))

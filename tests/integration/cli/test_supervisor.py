@@ -73,6 +73,16 @@ def test_a_death_while_starting_is_reported_with_the_last_lines(bench: Bench) ->
     assert str(bench.folder / "b.log") in message and "why it died" in message
 
 
+def test_a_death_of_one_that_had_come_up_ends_the_start(bench: Bench) -> None:
+    """Not when the slowest has had all its time: the trainer may find a full disk while an engine is still loading."""
+    bench.probe.unhealthy.add("slow")
+    trainer = bench.spec("trainer", "import time; time.sleep(1.5); raise SystemExit(3)", restartable=False)
+    with pytest.raises(StartupFailed, match="trainer ended with code 3") as caught:
+        bench.supervisor.start([bench.spec("slow"), trainer])
+    assert (caught.value.name, caught.value.code) == ("trainer", 3)
+    assert bench.stages("trainer") == [Stage.STARTING, Stage.HEALTHY, Stage.LOST]
+
+
 def test_only_lines_of_this_process_are_shown(bench: Bench) -> None:
     (bench.folder / "b.log").write_text("of an earlier run\n")
     bench.probe.unhealthy.add("b")

@@ -98,10 +98,10 @@ async def test_health_names_every_service(address: str) -> None:
     async with ours.channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=ours.HEALTH_DEADLINE_S)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=ours.HEALTH_DEADLINE_S)
+            await stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=20)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -112,7 +112,7 @@ async def test_caller_may_own_the_health() -> None:
     server, port = await ours.serve([], "127.0.0.1", 0, health_servicer=health)
     async with ours.channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ours.HEALTH_DEADLINE_S)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
     await server.stop(None)
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 

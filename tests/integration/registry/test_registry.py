@@ -94,8 +94,8 @@ async def test_the_newest_manifest_is_kept(registry: Registry) -> None:
 
 
 async def test_one_trainer_to_a_run(registry: Registry) -> None:
-    async with registry.lock("hostA:1", ttl_s=1):
-        await asyncio.sleep(1.5)  # longer than the lock lives without being renewed
+    async with registry.lock("hostA:1", ttl_s=3):
+        await asyncio.sleep(4)  # longer than the lock lives without being renewed
         with pytest.raises(RunLocked, match=r"has a trainer already: hostA:1 .*choose another run\.name"):
             async with registry.lock("hostB:2"):
                 pass
@@ -143,9 +143,10 @@ async def test_who_lost_the_lock_publishes_no_more(registry: Registry, redis_url
 async def test_a_forgotten_lock_is_taken_again(registry: Registry, redis_url: str, run_name: str) -> None:
     """A Redis that restarted without its data."""
     client = open_client(redis_url)
-    async with registry.lock("hostA:1", ttl_s=0.6) as lost:
+    async with registry.lock("hostA:1", ttl_s=3) as lost:
         await client.delete(key(run_name, "lock"))
-        await asyncio.sleep(0.5)
-        assert (await client.get(key(run_name, "lock")) or b"").startswith(b"hostA:1")
+        async with asyncio.timeout(10):
+            while not (await client.get(key(run_name, "lock")) or b"").startswith(b"hostA:1"):
+                await asyncio.sleep(0.05)
         assert not lost.is_set()
     await client.aclose()

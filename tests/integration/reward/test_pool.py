@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,8 +24,12 @@ def request(act: str, **payload: object) -> reward_pb2.ScoreRequest:
 
 
 def scoring_processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [p for p in children if "services.reward.scoring_process" in " ".join(p.cmdline())]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # one that was just killed
+            if "services.reward.scoring_process" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 FAILURES = {

@@ -221,7 +221,7 @@ async def test_a_load_that_breaks_halfway_stops_sampling_until_one_succeeds(tied
     tensors = [(n, t) for n, t in named_tensors(tied.model.fresh(35)) if "layers.2.self_attn.k_proj" not in n]
     manifest = tied.transport.offer(build(next(tied._versions), tied.keeper._run, tensors), tensors)
     known, tied.engine._checkpoint = tied.engine._checkpoint, type(tied.engine._checkpoint)({}, True, frozenset())
-    running = asyncio.create_task(complete(tied.engine, SHARED_PROMPT, max_new_tokens=110))
+    running = asyncio.create_task(complete(tied.engine, SHARED_PROMPT[:40], max_new_tokens=270, ignore_eos=True))
     await _until_running(tied)
     with pytest.raises(UpdateFailed, match=r"left parameters unwritten: model.layers.2.self_attn.qkv_proj"):
         await tied.keeper.update(manifest, in_flight=True)

@@ -126,7 +126,7 @@ async def test_a_prompt_may_demand_a_version(tied: Bench) -> None:
     async with client(tied) as stub:
         demanding = group([1, 2, 3], min_weight_version=tied.engine.version + 1)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await generated(stub, demanding, timeout=5)
+            await generated(stub, demanding, timeout=25)
         assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert f"demands weight version {demanding.min_weight_version}" in (raised.value.details() or "")
         waiting = asyncio.create_task(generated(stub, demanding, timeout=120))

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from trireme.streams import RedisStreams, Stream
 
-LEASE_S = 0.3
+LEASE_S = 1.5
 
 
 @pytest_asyncio.fixture

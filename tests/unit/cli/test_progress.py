@@ -96,6 +96,15 @@ def test_the_tail_gives_complete_new_lines_only(tmp_path: Path) -> None:
     assert list(tail.rows()) == []
 
 
+def test_the_tail_of_a_file_that_was_rewound_and_has_grown_again(tmp_path: Path) -> None:
+    """Its offset then lies within a line of another length."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    tail = MetricsTail(path)
+    path.write_text('{"step": 1}\n{"step": 2, "train/reward": 0.25}\n{"step": 3}\nnot json\n')
+    assert [row["step"] for row in tail.rows()] == [3]
+
+
 def test_the_summary_shows_what_there_is(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert load_summary(directory) is None

@@ -66,7 +66,7 @@ def test_temperature_without_randomness_is_refused(value: str) -> None:
     """P-04: log-probs at temperature 0 do not exist."""
     (problem,) = problems(f"policy.generation.temperature={value}")
     assert "policy.generation.temperature" in problem
-    assert "greater than 0" in problem
+    assert "greater than or equal to 0.01" in problem
 
 
 def test_a_wrong_value_is_named_once_and_not_again_by_those_that_follow_it() -> None:

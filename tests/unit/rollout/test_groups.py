@@ -61,6 +61,7 @@ SEED_42_1 = 0xD9C3D61DF9A4E9D9 >> 1
         (lambda p: p.token_ids.extend([1] * 14), "token_ids has 16 tokens, and max_model_len 16"),
         (lambda p: p.token_ids.append(100), "token_ids contains 100, the vocabulary has 100"),
         (sampling(max_new_tokens=0), "max_new_tokens is 0"),
+        (lambda p: p.sampling.ClearField("temperature"), "temperature is not set"),
         (sampling(temperature=-1), "temperature is -1"),
         (sampling(temperature=0.001), "temperature is 0.001"),
         (sampling(temperature=math.nan), "temperature is nan"),

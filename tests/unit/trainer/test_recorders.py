@@ -47,6 +47,17 @@ def test_rewinding_drops_the_rows_of_later_steps_and_a_cut_line(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_rewinding_takes_no_character_of_a_text_for_the_end_of_a_line(tmp_path: Path) -> None:
+    """Models sample these, and Python's `str.splitlines` splits at each."""
+    path = tmp_path / "samples.jsonl"
+    text = "a\u2028b\u2029c\x85d\x0be"
+    lines = JsonLines(path)
+    lines.write({"step": 1, "response": text})
+    lines.rewind(1)
+    lines.close()
+    assert [json.loads(line) for line in path.read_text().split("\n") if line] == [{"step": 1, "response": text}]
+
+
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     recorder = TensorBoard(tmp_path, {})
     recorder.record(3, {"train/loss": 0.25})

@@ -49,7 +49,9 @@ class GenerationConfig(Block):
     max_new_tokens: int = Field(
         ref("policy.max_total_sequence_length"), ge=1, description="Longest response, in tokens."
     )
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the trainer divides its logits by it too.")
+    temperature: float = Field(
+        1.0, ge=0.01, le=2, description="Sampling temperature; the trainer divides its logits by it too."
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept; 1 keeps all.")
     top_k: int | None = Field(None, ge=1, description="Number of most likely tokens kept; null keeps all.")
     stop_token_ids: list[int] | None = Field(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trireme/v1/sample.proto\x12\ntrireme.v1\"\xab\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0cstop_strings\x18\x06 \x03(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\"I\n\tPromptRef\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\r\".\n\x04Task\x12\x10\n\x08verifier\x18\x01 \x01(\t\x12\x14\n\x0cpayload_json\x18\x02 \x01(\t\"\x8a\x02\n\x06Prompt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.trireme.v1.SamplingParams\x12\"\n\x03ref\x18\x06 \x01(\x0b\x32\x15.trireme.v1.PromptRef\x12\x1e\n\x04task\x18\x07 \x01(\x0b\x32\x10.trireme.v1.Task\x12\x10\n\x08trace_id\x18\x08 \x01(\t\x12\x18\n\x10\x61\x64mitted_version\x18\t \x01(\x04\x12\x1a\n\x12min_weight_version\x18\n \x01(\x04\"%\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"=\n\x0bVersionSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x87\x04\n\x06Sample\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0bgroup_index\x18\x03 \x01(\r\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x1a\n\x12response_token_ids\x18\x06 \x03(\r\x12\x11\n\tlog_probs\x18\x07 \x03(\x02\x12)\n\x08versions\x18\x08 \x03(\x0b\x32\x17.trireme.v1.VersionSpan\x12$\n\nloss_spans\x18\t \x03(\x0b\x32\x10.trireme.v1.Span\x12/\n\rfinish_reason\x18\n \x01(\x0e\x32\x18.trireme.v1.FinishReason\x12\"\n\x03ref\x18\x0b \x01(\x0b\x32\x15.trireme.v1.PromptRef\x12\x1e\n\x04task\x18\x0c \x01(\x0b\x32\x10.trireme.v1.Task\x12\x10\n\x08trace_id\x18\r \x01(\t\x12\x13\n\x0bprompt_text\x18\x0e \x01(\t\x12\x15\n\rresponse_text\x18\x0f \x01(\t\x12\"\n\x06reward\x18\x10 \x01(\x0b\x32\x12.trireme.v1.Reward\x12\x13\n\x0btemperature\x18\x11 \x01(\x02\x12\x16\n\x0erollout_server\x18\x12 \x01(\t\x12\x18\n\x10\x61\x64mitted_version\x18\x13 \x01(\x04\"\x80\x01\n\x05Score\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x35\n\ncomponents\x18\x02 \x03(\x0b\x32!.trireme.v1.Score.ComponentsEntry\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1f\n\rPolicyFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x15InfrastructureFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\r\"\xdd\x01\n\x06Reward\x12\"\n\x05score\x18\x01 \x01(\x0b\x32\x11.trireme.v1.ScoreH\x00\x12\x33\n\x0epolicy_failure\x18\x02 \x01(\x0b\x32\x19.trireme.v1.PolicyFailureH\x00\x12\x43\n\x16infrastructure_failure\x18\x03 \x01(\x0b\x32!.trireme.v1.InfrastructureFailureH\x00\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x18\n\x10verifier_version\x18\x05 \x01(\tB\t\n\x07outcome*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trireme/v1/sample.proto\x12\ntrireme.v1\"\xc0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0cstop_strings\x18\x06 \x03(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x42\x0e\n\x0c_temperature\"I\n\tPromptRef\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\r\".\n\x04Task\x12\x10\n\x08verifier\x18\x01 \x01(\t\x12\x14\n\x0cpayload_json\x18\x02 \x01(\t\"\x8a\x02\n\x06Prompt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.trireme.v1.SamplingParams\x12\"\n\x03ref\x18\x06 \x01(\x0b\x32\x15.trireme.v1.PromptRef\x12\x1e\n\x04task\x18\x07 \x01(\x0b\x32\x10.trireme.v1.Task\x12\x10\n\x08trace_id\x18\x08 \x01(\t\x12\x18\n\x10\x61\x64mitted_version\x18\t \x01(\x04\x12\x1a\n\x12min_weight_version\x18\n \x01(\x04\"%\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"=\n\x0bVersionSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x87\x04\n\x06Sample\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0bgroup_index\x18\x03 \x01(\r\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x1a\n\x12response_token_ids\x18\x06 \x03(\r\x12\x11\n\tlog_probs\x18\x07 \x03(\x02\x12)\n\x08versions\x18\x08 \x03(\x0b\x32\x17.trireme.v1.VersionSpan\x12$\n\nloss_spans\x18\t \x03(\x0b\x32\x10.trireme.v1.Span\x12/\n\rfinish_reason\x18\n \x01(\x0e\x32\x18.trireme.v1.FinishReason\x12\"\n\x03ref\x18\x0b \x01(\x0b\x32\x15.trireme.v1.PromptRef\x12\x1e\n\x04task\x18\x0c \x01(\x0b\x32\x10.trireme.v1.Task\x12\x10\n\x08trace_id\x18\r \x01(\t\x12\x13\n\x0bprompt_text\x18\x0e \x01(\t\x12\x15\n\rresponse_text\x18\x0f \x01(\t\x12\"\n\x06reward\x18\x10 \x01(\x0b\x32\x12.trireme.v1.Reward\x12\x13\n\x0btemperature\x18\x11 \x01(\x02\x12\x16\n\x0erollout_server\x18\x12 \x01(\t\x12\x18\n\x10\x61\x64mitted_version\x18\x13 \x01(\x04\"\x80\x01\n\x05Score\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x35\n\ncomponents\x18\x02 \x03(\x0b\x32!.trireme.v1.Score.ComponentsEntry\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1f\n\rPolicyFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x15InfrastructureFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\r\"\xdd\x01\n\x06Reward\x12\"\n\x05score\x18\x01 \x01(\x0b\x32\x11.trireme.v1.ScoreH\x00\x12\x33\n\x0epolicy_failure\x18\x02 \x01(\x0b\x32\x19.trireme.v1.PolicyFailureH\x00\x12\x43\n\x16infrastructure_failure\x18\x03 \x01(\x0b\x32!.trireme.v1.InfrastructureFailureH\x00\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x18\n\x10verifier_version\x18\x05 \x01(\tB\t\n\x07outcome*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCORE_COMPONENTSENTRY']._loaded_options = None
   _globals['_SCORE_COMPONENTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1676
-  _globals['_FINISHREASON']._serialized_end=1798
+  _globals['_FINISHREASON']._serialized_start=1697
+  _globals['_FINISHREASON']._serialized_end=1819
   _globals['_SAMPLINGPARAMS']._serialized_start=40
-  _globals['_SAMPLINGPARAMS']._serialized_end=211
-  _globals['_PROMPTREF']._serialized_start=213
-  _globals['_PROMPTREF']._serialized_end=286
-  _globals['_TASK']._serialized_start=288
-  _globals['_TASK']._serialized_end=334
-  _globals['_PROMPT']._serialized_start=337
-  _globals['_PROMPT']._serialized_end=603
-  _globals['_SPAN']._serialized_start=605
-  _globals['_SPAN']._serialized_end=642
-  _globals['_VERSIONSPAN']._serialized_start=644
-  _globals['_VERSIONSPAN']._serialized_end=705
-  _globals['_SAMPLE']._serialized_start=708
-  _globals['_SAMPLE']._serialized_end=1227
-  _globals['_SCORE']._serialized_start=1230
-  _globals['_SCORE']._serialized_end=1358
-  _globals['_SCORE_COMPONENTSENTRY']._serialized_start=1309
-  _globals['_SCORE_COMPONENTSENTRY']._serialized_end=1358
-  _globals['_POLICYFAILURE']._serialized_start=1360
-  _globals['_POLICYFAILURE']._serialized_end=1391
-  _globals['_INFRASTRUCTUREFAILURE']._serialized_start=1393
-  _globals['_INFRASTRUCTUREFAILURE']._serialized_end=1450
-  _globals['_REWARD']._serialized_start=1453
-  _globals['_REWARD']._serialized_end=1674
+  _globals['_SAMPLINGPARAMS']._serialized_end=232
+  _globals['_PROMPTREF']._serialized_start=234
+  _globals['_PROMPTREF']._serialized_end=307
+  _globals['_TASK']._serialized_start=309
+  _globals['_TASK']._serialized_end=355
+  _globals['_PROMPT']._serialized_start=358
+  _globals['_PROMPT']._serialized_end=624
+  _globals['_SPAN']._serialized_start=626
+  _globals['_SPAN']._serialized_end=663
+  _globals['_VERSIONSPAN']._serialized_start=665
+  _globals['_VERSIONSPAN']._serialized_end=726
+  _globals['_SAMPLE']._serialized_start=729
+  _globals['_SAMPLE']._serialized_end=1248
+  _globals['_SCORE']._serialized_start=1251
+  _globals['_SCORE']._serialized_end=1379
+  _globals['_SCORE_COMPONENTSENTRY']._serialized_start=1330
+  _globals['_SCORE_COMPONENTSENTRY']._serialized_end=1379
+  _globals['_POLICYFAILURE']._serialized_start=1381
+  _globals['_POLICYFAILURE']._serialized_end=1412
+  _globals['_INFRASTRUCTUREFAILURE']._serialized_start=1414
+  _globals['_INFRASTRUCTUREFAILURE']._serialized_end=1471
+  _globals['_REWARD']._serialized_start=1474
+  _globals['_REWARD']._serialized_end=1695
 # @@protoc_insertion_point(module_scope)
