@@ -27,6 +27,10 @@ Kind = Literal["rollout", "reward", "trainer"]
 ANNOUNCE_EVERY_S = 5.0
 RECORD_TTL_S = 15
 LOCK_TTL_S = 30.0
+LOCK_SLACK_S = 5.0  # a killed trainer's lock is gone this much after that
+# The lock is lost when somebody else has it. Nobody can take it from a Redis that answers nobody, and one who could take
+# it while this trainer is cut off keeps it from publishing: so that a pause of Redis is waited out.
+SILENCE_S = 300.0
 
 # KEYS record, index; ARGV pid, started. Leaves the record of a successor of the same name alone.
 _WITHDRAW = """
@@ -143,12 +147,20 @@ class Registry:
             with suppress(StreamsError):  # lost or unreachable: it ends by itself
                 await self._link.call(lock.release, patience_s=0.0)
 
+    async def require_no_trainer(self, patience_s: float) -> None:
+        """Return once nobody holds the run's lock; one that was killed leaves it for a while. Raises RunLocked."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while present := await self._link.call(lambda: self._redis.get(self._lock)):
+            if asyncio.get_running_loop().time() >= deadline:
+                raise _locked(self._run, present.decode())
+            await asyncio.sleep(0.5)
+
     async def _acquire(self, lock: Lock, token: str, wait_s: float) -> None:
         if await self._link.call(lambda: lock.acquire(blocking_timeout=wait_s, token=token)):
             return
         present = (await self._link.call(lambda: self._redis.get(lock.name)) or b"one that just ended").decode()
         if present != token:  # the same: only the answer was lost
-            raise RunLocked(f"run {self._run!r} has a trainer already: {present}. Stop it, or choose another run.name")
+            raise _locked(self._run, present)
 
     async def _keep(self, lock: Lock, token: str, ttl_s: float, lost: asyncio.Event) -> None:
         """Renew the lock until it is somebody else's, or may be."""
@@ -160,7 +172,7 @@ class Registry:
 
         now = asyncio.get_running_loop().time
         renewed = now()
-        while now() - renewed < ttl_s:
+        while now() - renewed < max(ttl_s, SILENCE_S):
             await asyncio.sleep(ttl_s / 3)
             try:
                 if not await self._link.call(renew, patience_s=0.0):
@@ -173,6 +185,10 @@ class Registry:
 
     def _key(self, record: ServiceRecord) -> str:
         return key(self._run, f"service:{record.kind}:{record.name}")
+
+
+def _locked(run: str, holder: str) -> RunLocked:
+    return RunLocked(f"run {run!r} has a trainer already: {holder}. Stop it, or choose another run.name")
 
 
 def _record(text: bytes) -> ServiceRecord:

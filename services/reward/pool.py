@@ -21,6 +21,7 @@ from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.contracts.v1 import reward_pb2
 
 log = logging.getLogger(__name__)
+LAST_WORDS_S = 0.2  # for what a process wrote just before it ended
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,25 @@ class ScoringProcess:
         return Report("error", reason=f"{reason} ({await self.ended()})", cause=cause)
 
     async def _read(self) -> bytes:
-        assert self.process.stdout is not None
+        """The next frame. Raises EOFError when the process has ended, even if a child of it holds the pipe open."""
+        reading, ended = asyncio.create_task(self._frame()), asyncio.create_task(self.process.wait())
         try:
-            header = await self.process.stdout.readexactly(HEADER.size)
-            return await self.process.stdout.readexactly(HEADER.unpack(header)[0])
+            await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
+            # What it wrote just before its end is still to be read.
+            await asyncio.wait({reading}, timeout=LAST_WORDS_S)
+            if not reading.done():
+                raise EOFError("the scoring process ended")
+            return await reading
         except asyncio.IncompleteReadError as error:
             raise EOFError("the scoring process ended") from error
+        finally:
+            reading.cancel()
+            ended.cancel()
+
+    async def _frame(self) -> bytes:
+        assert self.process.stdout is not None
+        header = await self.process.stdout.readexactly(HEADER.size)
+        return await self.process.stdout.readexactly(HEADER.unpack(header)[0])
 
     def kill(self) -> None:
         """Kill the process and whatever it started; safe to call twice."""

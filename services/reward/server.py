@@ -16,6 +16,7 @@ STREAM_WINDOW = 256
 
 # As the generated base class has it; here it is always the asynchronous one.
 Requests = Iterable[reward_pb2.ScoreRequest] | AsyncIterable[reward_pb2.ScoreRequest]
+LONGEST_DETAILS = 1000  # a message that quotes the request must fit into HTTP headers
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
@@ -30,7 +31,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         try:
             return await self._score(request)
         except BadRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:LONGEST_DETAILS])
 
     async def ScoreStream(
         self, request_iterator: Requests, context: grpc.aio.ServicerContext
@@ -41,7 +42,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             async for response in self._as_ready(aiter(request_iterator)):
                 yield response
         except BadRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:LONGEST_DETAILS])
 
     async def ListVerifiers(
         self, request: reward_pb2.ListVerifiersRequest, context: grpc.aio.ServicerContext

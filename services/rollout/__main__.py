@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.config import Config, ConfigError, load_config
+from trireme.streams.errors import StreamsError
 from trireme.telemetry.logs import setup_logging
 
 log = logging.getLogger("services.rollout")
@@ -39,6 +40,9 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
+    except StreamsError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
     except Exception:  # the last line of defence: whatever it was goes into the log with its traceback
         log.critical("the rollout service failed", exc_info=True)
         return EXIT_FAILED

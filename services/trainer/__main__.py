@@ -12,6 +12,7 @@ from pathlib import Path
 
 from services.trainer.data import SPLITS, DataError, load_dataset
 from trireme.config import Config, ConfigError, load_config
+from trireme.streams.errors import StreamsError
 from trireme.telemetry.logs import setup_logging
 
 log = logging.getLogger("services.trainer")
@@ -80,6 +81,9 @@ def main() -> int:
     except DataError as error:
         log.error("%s", error)
         return EXIT_USAGE
+    except StreamsError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
     except Exception:  # the last line of defence: whatever it was goes into the log with its traceback
         log.exception("the trainer failed")
         return EXIT_FAILED

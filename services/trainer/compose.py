@@ -36,7 +36,7 @@ from services.trainer.validation import Validator
 from trireme.config import Config
 from trireme.contracts.grpc import serve
 from trireme.contracts.v1 import trainer_pb2_grpc, weights_pb2
-from trireme.registry import LOCK_TTL_S, Registry, RunLocked, ServiceRecord
+from trireme.registry import LOCK_SLACK_S, LOCK_TTL_S, Registry, RunLocked, ServiceRecord
 from trireme.streams.errors import StreamsError
 from trireme.streams.redis import RedisStreams
 from trireme.tasks import end
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 2.0
 # A killed trainer's lock ends by itself; whoever starts it again waits that long, and a little for clocks.
-LOCK_SLACK_S = 5.0
 SCORING_SLACK_S = 30.0  # beside the attempts themselves: queueing in a busy reward server
 
 

@@ -27,7 +27,8 @@ def check(
     overrides: Overrides = None,
     model: Annotated[bool, typer.Option(help="Also check the model folder that the file names.")] = True,
     data: Annotated[
-        bool, typer.Option(help="Also read all prompts, as `up` does; needs the trainer installed.")
+        bool,
+        typer.Option(help="Also read the prompts and load the verifiers, as `up` does; needs the services."),
     ] = False,
 ) -> None:
     """Check a file and everything it names, without starting anything; exit code 2 and the reason where it is wrong."""
@@ -37,7 +38,7 @@ def check(
         if data:
             from trireme.launch.data import check_data  # with gRPC and more behind it
 
-            check_data(config, overrides or (), loaded.config.trainer.startup_timeout_s)
+            check_data(config, overrides or (), loaded.config)
     if model and found is None:
         typer.echo(f"note: {loaded.config.policy.model_name} is not on this machine, so it was not checked", err=True)
     typer.echo(f"{config}: ok")

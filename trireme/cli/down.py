@@ -11,11 +11,12 @@ from pathlib import Path
 
 from trireme.cli.console import out
 from trireme.cli.runs import find_run
+from trireme.launch.interrupts import TOGETHER_S
 from trireme.launch.rundir import RunDirectory
 
 POLL_S = 0.1
 LAST_WORDS_S = 20.0  # to print the summary and end, after the directory is released
-SECOND_SIGNAL_S = 0.5  # two signals at the same moment could count as one
+SECOND_SIGNAL_S = TOGETHER_S + 0.3  # one sooner would count as the first
 
 
 def down(run_dir: Path | None, *, now: bool) -> int:

@@ -30,7 +30,6 @@ from trireme.registry import Kind
 from trireme.streams.errors import StreamsError
 
 KINDS: tuple[Kind, ...] = ("reward", "rollout", "trainer")
-DEMO_MODEL = "SmolLM2-135M-Instruct"
 DETACH_POLL_S = 0.2
 
 
@@ -51,7 +50,7 @@ def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, pro
     directory = RunDirectory(config.run.dir)
     try:
         _check_machine(config)
-        check_data(path, overrides, config.trainer.startup_timeout_s)
+        check_data(path, overrides, config)
         if dry_run:
             return _dry_run(config, directory)
         if detach:
@@ -64,9 +63,6 @@ def up(path: Path, overrides: Sequence[str], *, dry_run: bool, detach: bool, pro
 
 def _check_machine(config: Config) -> None:
     """Raises ConfigError or PlanError for what would be noticed a minute after the start."""
-    name = config.policy.model_name
-    if DEMO_MODEL in name and not Path(name).exists():
-        raise ConfigError(f"policy.model_name: there is no {name} yet; make it with: trireme model smollm2 {name}")
     check_model_folder(config)
     for kind in KINDS:
         require_installed(kind, config)

@@ -23,16 +23,19 @@ SUPPORTED_ARCHITECTURES = (
 )
 SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+DEMO_MODEL = "SmolLM2-135M-Instruct"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
 
 
 def check_model_folder(config: Config) -> dict[str, Any] | None:
-    """Find, read and check the model of a configuration; its config.json.
+    """Find the files of a configuration; read and check its model; its config.json.
 
     None for a Hugging Face name that is not on this machine: nothing can be said before it is downloaded.
     Raises ConfigError.
     """
+    _check_data_files(config)
     folder = find_model(config.policy.model_name)
     if folder is None:
         return None
@@ -40,10 +43,25 @@ def check_model_folder(config: Config) -> dict[str, Any] | None:
     check_model(config, hf_config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(f"policy.model_name: {folder} has no weights ({', '.join(WEIGHTS)})")
+    _check_tokenizer(config.policy.tokenizer.name)
     return hf_config
 
 
-def find_model(name: str) -> Path | None:
+def _check_data_files(config: Config) -> None:
+    data = config.data
+    for key in ("train_file", "validation_file", "dataset_name"):
+        name = getattr(data, key)
+        if name and Path(str(name)).suffix in (".jsonl", ".json") and not Path(str(name)).is_file():
+            raise ConfigError(f"data.{key}: no file {Path(str(name)).absolute()}")
+
+
+def _check_tokenizer(name: str) -> None:
+    folder = find_model(name, "policy.tokenizer.name")
+    if folder is not None and not any((folder / file).is_file() for file in TOKENIZERS):
+        raise ConfigError(f"policy.tokenizer.name: {folder} has no tokenizer ({', '.join(TOKENIZERS)})")
+
+
+def find_model(name: str, key: str = "policy.model_name") -> Path | None:
     """The folder of a model given by path or by Hugging Face name; None for a name that is not in the local cache.
 
     Raises ConfigError for a path that is no folder.
@@ -52,8 +70,10 @@ def find_model(name: str) -> Path | None:
     if folder.is_dir():
         return folder
     if not _is_hub_name(name):
+        if DEMO_MODEL in name:
+            raise ConfigError(f"{key}: there is no {name} yet; make it with: trireme model smollm2 {name}")
         raise ConfigError(
-            f"policy.model_name: no folder {name}; give the folder of a Hugging Face model, or owner/name"
+            f"{key}: no folder {folder.absolute()}; give the folder of a Hugging Face model, or owner/name"
         )
     return _cached(name)
 

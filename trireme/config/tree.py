@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -22,10 +23,22 @@ def merge(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
     given = [t for t in trees if t] or [{}]
     if len(given) == 1:  # OmegaConf is slow, and there is nothing to merge
         return given[0]
+    for below, above in itertools.pairwise(given):
+        _check_shapes(below, above)
     merged = OmegaConf.merge(*map(OmegaConf.create, given))
     plain = OmegaConf.to_container(merged, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _check_shapes(below: dict[str, Any], above: dict[str, Any], prefix: str = "") -> None:
+    """Raises ConfigError naming a block that is overridden by something that is none."""
+    for key in below.keys() & above.keys():
+        value, name = above[key], f"{prefix}{key}"
+        if isinstance(below[key], dict) and isinstance(value, dict):
+            _check_shapes(below[key], value, f"{name}.")
+        elif isinstance(below[key], dict) and isinstance(value, list):
+            raise ConfigError(f"{name} is a block of keys and cannot be a list; give its keys: {name}.KEY=VALUE")
 
 
 def complete(model: type[Block], user: dict[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ def score(value: float, components: Mapping[str, float] | None = None, *, verifi
 
 def policy_failure(reason: str, *, verifier: str, version: str = "") -> Reward:
     """The model's answer cannot be scored: malformed or forbidden."""
-    return Reward(policy_failure=PolicyFailure(reason=reason), verifier=verifier, verifier_version=version)
+    return Reward(policy_failure=PolicyFailure(reason=_text(reason)), verifier=verifier, verifier_version=version)
 
 
 def infrastructure_failure(reason: str, attempts: int, *, verifier: str, version: str = "") -> Reward:
     """The scorer failed `attempts` times: timeout, crash, unreachable."""
-    failure = InfrastructureFailure(reason=reason, attempts=attempts)
+    failure = InfrastructureFailure(reason=_text(reason), attempts=attempts)
     return Reward(infrastructure_failure=failure, verifier=verifier, verifier_version=version)
 
 
@@ -40,6 +40,11 @@ def reward_value(reward: Reward, policy_failure_score: float) -> float | None:
     if outcome == "infrastructure_failure":
         return None
     raise ContractError("reward.outcome", "is not set: expected a score or a failure")
+
+
+def _text(reason: str) -> str:
+    """As protobuf takes it: a verifier's words may quote half of a surrogate pair."""
+    return reason.encode("utf-8", "backslashreplace").decode()
 
 
 def _check_finite(field: str, value: float) -> float:

@@ -1,4 +1,5 @@
-"""Reading a run's data before anything is started, in a process of the trainer's own, which alone knows how."""
+"""Reading a run's data and loading its verifiers before anything is started, in processes of the services, which alone
+know how."""
 
 from __future__ import annotations
 
@@ -7,19 +8,27 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.config import ConfigError
+from trireme.config import Config, ConfigError
 from trireme.launch.plan import service_command
 from trireme.launch.process import ALWAYS
+from trireme.registry import Kind
 
 
-def check_data(path: Path, overrides: Sequence[str], timeout_s: float) -> None:
-    """Raises ConfigError with what the trainer says against the prompts of configuration `path`."""
-    command = service_command("trainer", path, [*overrides, "--check-data"])
+def check_data(path: Path, overrides: Sequence[str], config: Config) -> None:
+    """Raises ConfigError with what the trainer says against the prompts of configuration `path`, or the reward service
+    against its verifiers."""
+    _ask("trainer", "--check-data", path, overrides, config.trainer.startup_timeout_s)
+    if config.reward.verifiers:
+        _ask("reward", "--check-verifiers", path, overrides, config.trainer.startup_timeout_s)
+
+
+def _ask(kind: Kind, question: str, path: Path, overrides: Sequence[str], timeout_s: float) -> None:
+    command = service_command(kind, path, [*overrides, question])
     try:
         done = subprocess.run(
             command, env={**os.environ, **ALWAYS}, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"reading the data of {path} took over {timeout_s:g} s (trainer.startup_timeout_s)") from None
+        raise ConfigError(f"{kind} {question} took over {timeout_s:g} s (trainer.startup_timeout_s)") from None
     if done.returncode:
-        raise ConfigError(done.stderr.strip() or f"reading the data of {path} ended with code {done.returncode}")
+        raise ConfigError(done.stderr.strip() or f"{kind} {question} ended with code {done.returncode}")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+TOGETHER_S = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the requests to stop: the first asks to finish in order, the second to end at once."""
+    """Counts the requests to stop: the first asks to finish in order, the second to end at once.
+
+    What comes within TOGETHER_S of the first is the same request: `timeout`, make and shells pass signals on.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._first_s = 0.0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -36,4 +42,8 @@ class Interrupts:
         return self.count >= 2
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        now = time.monotonic()
+        if self.count == 0:
+            self._first_s = now
+        if self.count == 0 or now - self._first_s >= TOGETHER_S:
+            self.count += 1

@@ -203,11 +203,15 @@ class RedisStream:
             block = block_ms if block_ms > 0 else None  # 0 would mean: for ever
             return self._redis.xreadgroup(self._group, self._consumer, {self.key: ">"}, count=count, block=block)
 
-        return [
-            Entry(entry_id.decode(), fields[b"d"], 1)
-            for _, rows in await self._call(read) or []
-            for entry_id, fields in rows
-        ]
+        taken = []
+        for _, rows in await self._call(read) or []:
+            for entry_id, fields in rows:
+                entry = Entry(entry_id.decode(), fields.get(b"d", b""), 1)
+                if b"d" in fields:
+                    taken.append(entry)
+                else:
+                    await self.dead_letter(entry, "no field d: nobody of this run put it there")
+        return taken
 
     async def _idle(self, entry_ids: Sequence[str], idle_ms: int) -> list[str]:
         if not entry_ids:

@@ -17,7 +17,9 @@ _LONGEST_NUMBER = 100  # characters; longer "numbers" are compared as text
 
 class ExactPayload(Payload):
     answer: str = Field(description="the right answer; numbers may be given as numbers", min_length=1)
-    extraction: Extraction = Field(default="raw", description="where the answer stands: raw, last_line, answer_tags")
+    extraction: Extraction = Field(
+        default="raw", description="where the answer is: raw (all), last_line, last_number, answer_tags"
+    )
     ignore_case: bool = Field(default=True, description="compare text without regard to case")
     tolerance: float = Field(default=0.0, ge=0, description="absolute difference allowed between numbers")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel
@@ -25,11 +27,14 @@ def load(path: str) -> Verifier:
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
         raise VerifierError(f'reward.verifiers: "{path}" should read "package.module:Class"')
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a folder of the user's called `services` is not ours
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything while it is imported
         raise VerifierError(
-            f'reward.verifiers: cannot import "{module_name}" for "{path}": {type(error).__name__}: {error}'
+            f'reward.verifiers: cannot import "{module_name}" for "{path}": {type(error).__name__}: {error}; modules '
+            f"are looked for where Python's are, in PYTHONPATH and in {os.getcwd()}"
         ) from error
     if not hasattr(module, class_name):
         raise VerifierError(f'reward.verifiers: "{path}": module "{module_name}" has no "{class_name}"')

@@ -42,6 +42,7 @@ class RowReader:
         if prompt is not None:
             if not isinstance(prompt, str) or not prompt.strip():
                 raise DataError(f'{where}: "{self.prompt_key}" should be text that is not empty')
+            _check_text(prompt, f'{where}: "{self.prompt_key}"')
             return [{"role": "user", "content": prompt}]
         return conversation(messages, f'{where}: "{self.messages_key}"')
 
@@ -60,6 +61,14 @@ class RowReader:
         return Task(verifier, {**given, **self.options.get(verifier, {}), **extra})
 
 
+def _check_text(text: str, where: str) -> None:
+    """JSON can escape half of a character outside of Unicode's first plane, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} has half a surrogate pair at character {error.start}, which is no text") from error
+
+
 def conversation(messages: object, where: str) -> list[Message]:
     """`messages` checked: roles and text, ending with the user. Raises DataError."""
     if not isinstance(messages, list | tuple) or not messages:
@@ -70,6 +79,7 @@ def conversation(messages: object, where: str) -> list[Message]:
         content = message.get("content") if isinstance(message, Mapping) else None
         if role not in ROLES or not isinstance(content, str):
             raise DataError(f'{where}: each needs a "role" of {", ".join(ROLES)} and a "content" of text')
+        _check_text(content, where)
         checked.append({"role": role, "content": content})
     if checked[-1]["role"] != "user":
         raise DataError(f"{where} should end with the user's turn, which the model answers")

@@ -58,7 +58,7 @@ def test_the_dtensor_recipe_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("policy.megatron_cfg.tensor_model_parallel_size=2", "policy.megatron_cfg.tensor_model_parallel_size=2"),
+        ("policy.generation.vllm_cfg.tensor_parallel_size=2", "policy.generation.vllm_cfg.tensor_parallel_size=2"),
         ("policy.megatron_cfg.peft={enabled: true, dim: 8}", "policy.megatron_cfg.peft"),
         ("grpo.adv_estimator.name=reinforce_plus_plus", "grpo.adv_estimator"),
         ("policy.generation.vllm_cfg.kv_cache_dtype=fp8", "policy.generation.vllm_cfg.kv_cache_dtype"),
@@ -106,12 +106,7 @@ def test_the_tables_speak_of_keys_that_exist_or_do_not() -> None:
     "override",
     [
         "policy.dtensor_cfg.enabled=true",
-        "policy.megatron_cfg.tensor_model_parallel_size=2",
-        "policy.megatron_cfg.pipeline_model_parallel_size=2",
-        "policy.megatron_cfg.context_parallel_size=2",
-        "policy.megatron_cfg.expert_model_parallel_size=2",
         "policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp=true",
-        "policy.dynamic_batching.enabled=true",
         "policy.precision=float16",
         "policy.generation.vllm_cfg.tensor_parallel_size=2",
         "policy.generation.vllm_cfg.pipeline_parallel_size=2",

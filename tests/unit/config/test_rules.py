@@ -137,7 +137,7 @@ CASES = [
     (
         "global-batch-divides-step",
         ["policy.train_global_batch_size=250"],
-        ["policy.train_global_batch_size=256", "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt"],
+        ["policy.train_global_batch_size=512", "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt"],
         ["policy.train_global_batch_size=256"],
     ),
     (

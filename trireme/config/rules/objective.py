@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trireme.config.rules.registry import Rule, nearest_divisor, rule_into
+from trireme.config.rules.registry import Rule, rule_into
 
 if TYPE_CHECKING:
     from trireme.config.root import Config
@@ -126,7 +126,7 @@ def _global_batch(config: Config) -> Iterator[str]:
         yield (
             f"policy.train_global_batch_size ({batch}) does not divide grpo.num_prompts_per_step x "
             f"grpo.num_generations_per_prompt ({samples}): "
-            f"policy.train_global_batch_size={nearest_divisor(batch, samples)}"
+            f"policy.train_global_batch_size={samples}, which is one optimizer step a batch, or another divisor"
         )
 
 

@@ -41,8 +41,3 @@ def rule_into(rules: list[Rule]) -> Callable[[str], Callable[[Check], Check]]:
 def nearest_multiple(value: int, of: int) -> int:
     """The positive multiple of `of` that is nearest to `value`."""
     return max(1, round(value / of)) * of
-
-
-def nearest_divisor(value: int, of: int) -> int:
-    """The divisor of `of` that is nearest to `value`."""
-    return min((d for d in range(1, of + 1) if of % d == 0), key=lambda d: abs(d - value))
