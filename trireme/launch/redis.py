@@ -17,7 +17,8 @@ from trireme.streams.embedded import EmbeddedRedis
 def run_redis(config: Config, directory: RunDirectory) -> Iterator[str]:
     """The URL of a Redis that answers; an embedded one ends with the context, and with this process.
 
-    Raises StreamsError when the given one is unreachable, too old or in use by a run of this name, or the embedded one does not start.
+    Raises StreamsError when the given one is unreachable, too old or in use by a run of this name, or when the
+    embedded one does not start.
     """
     if config.redis.url:
         asyncio.run(_check(config.redis.url, config.redis.connect_timeout_s, config.run.name))

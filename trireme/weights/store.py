@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
+PREFIX = "trireme-"
 # A reader that was told of version v may begin to read while v + 1 is being offered.
 KEEP = 2
 
@@ -27,7 +28,7 @@ KEEP = 2
 def prefix(run: str) -> str:
     """What the file names of a run's segments begin with: readable, and different for every run."""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", run)[:40]
-    return f"trireme-{readable}-{hashlib.blake2s(run.encode(), digest_size=6).hexdigest()}-"
+    return f"{PREFIX}{readable}-{hashlib.blake2s(run.encode(), digest_size=6).hexdigest()}-"
 
 
 def new_path(directory: Path, run: str, version: int) -> Path:
@@ -41,7 +42,7 @@ class Store:
     def __init__(self, run: str, directory: Path) -> None:
         self._run, self._directory = run, directory
         self._segments: dict[int, Segment] = {}
-        for path in clean_stale(directory, prefix(run)):
+        for path in clean_stale(directory, PREFIX):  # of any run: nobody may ever start this one's again
             log.info("removed weights of a publisher that died", extra={"path": str(path)})
 
     def put(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> Segment:

@@ -107,12 +107,28 @@ def model_folder(path: Path, config: str | None = None, weights: bool = True) ->
         (path / "config.json").write_text(config)
     if weights:
         (path / "model.safetensors").touch()
+    (path / "tokenizer.json").touch()
     return path
 
 
 def test_a_model_folder_is_read(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m", json.dumps(SMOLLM2))
     assert check_model_folder(make(f"policy.model_name={folder}")) == SMOLLM2
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_its_key(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", json.dumps(SMOLLM2))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"policy\.tokenizer\.name: .* has no tokenizer"):
+        check_model_folder(make(f"policy.model_name={folder}"))
+    with pytest.raises(ConfigError, match=r"policy\.tokenizer\.name: no folder /nosuch"):
+        check_model_folder(make(f"policy.model_name={folder}", "policy.tokenizer.name=/nosuch"))
+
+
+def test_a_data_file_that_is_not_there_is_refused_by_its_key(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", json.dumps(SMOLLM2))
+    with pytest.raises(ConfigError, match=r"data\.dataset_name: no file /.*nope\.jsonl"):
+        check_model_folder(make(f"policy.model_name={folder}", "data.dataset_name=nope.jsonl"))
 
 
 @pytest.mark.parametrize(

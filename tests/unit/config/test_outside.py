@@ -98,6 +98,7 @@ def test_checking_a_configuration_imports_nothing_heavy(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").touch()
+    (model / "tokenizer.json").touch()
     sizes = dict.fromkeys(("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size"), 4)
     hf_config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, **sizes}
     (model / "config.json").write_text(json.dumps(hf_config))

@@ -36,7 +36,9 @@ TREES = st.fixed_dictionaries(
         "data": st.fixed_dictionaries(
             {"dataset_name": WORDS.filter(bool), "system_prompt": WORDS, "dataset": st.dictionaries(TEXTS, VALUES)}
         ),
-        "policy": st.fixed_dictionaries({"generation": st.fixed_dictionaries({"stop_strings": st.lists(WORDS)})}),
+        "policy": st.fixed_dictionaries(
+            {"generation": st.fixed_dictionaries({"stop_strings": st.lists(WORDS.filter(bool))})}
+        ),
         "redis": st.fixed_dictionaries({"url": WORDS.map(lambda word: f"redis://:{word}@host")}),
         "logger": st.fixed_dictionaries({"wandb": st.dictionaries(TEXTS, VALUES)}),
     },
@@ -93,7 +95,7 @@ def test_the_file_is_for_its_owner_only_and_holds_the_password(tmp_path: Path) -
         ("redis://user:se@cret@host", "redis://user:***@host"),
         ("redis://host:6379/0", "redis://host:6379/0"),
         ("redis://host?password=secret", "redis://host?***"),
-        ("redis://host?password=se@cret", "***@cret"),
+        ("redis://host?password=se@cret", "redis://***@cret"),
         ("rediss://user:se/cret@host", "rediss://user:***@host"),
         ("unix://:secret@/run/redis.sock?db=1", "unix://:***@/run/redis.sock?***"),
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),

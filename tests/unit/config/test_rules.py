@@ -148,6 +148,12 @@ CASES = [
     ),
     ("sampling-filter", ["policy.generation.top_k=1"], ["policy.generation.top_k"], ["policy.generation.top_k=null"]),
     (
+        "stop-strings-not-empty",
+        ["policy.generation.stop_strings=['']"],
+        ["policy.generation.stop_strings"],
+        ["policy.generation.stop_strings=[a]"],
+    ),
+    (
         "staleness-bound",
         ["staleness.max_versions=2"],
         ["staleness.max_versions", "grpo.async_grpo"],

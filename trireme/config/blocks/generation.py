@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -57,9 +57,7 @@ class GenerationConfig(Block):
     stop_token_ids: list[int] | None = Field(
         None, description="Token ids that end a response, beside the model's own end tokens."
     )
-    stop_strings: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, description="Texts that end a response."
-    )
+    stop_strings: list[str] | None = Field(None, description="Texts that end a response.")
     ignore_eos: bool = Field(
         False, description="Generate past the model's own end tokens, to max_new_tokens: for measurements of speed."
     )

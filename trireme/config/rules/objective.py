@@ -130,6 +130,13 @@ def _global_batch(config: Config) -> Iterator[str]:
         )
 
 
+@rule("stop-strings-not-empty")
+def _stop_strings(config: Config) -> Iterator[str]:
+    """No stop string is empty: it would end every response before its first token."""
+    if "" in (config.policy.generation.stop_strings or []):
+        yield "policy.generation.stop_strings holds an empty text: leave it out"
+
+
 @rule("sampling-filter")
 def _sampling_filter(config: Config) -> Iterator[str]:
     """Samples are not filtered by top-p or top-k: the trainer's log-probs would not be those of the samples."""
