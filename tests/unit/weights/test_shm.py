@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -157,15 +158,21 @@ def test_segments_of_a_killed_publisher_are_cleaned_and_those_of_a_living_one_no
     successor.close()
 
 
-def test_files_of_other_runs_are_left_alone(
-    transport: ShmTransport, tensors: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_of_other_runs_go_when_nobody_holds_them(
+    tensors: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each demo is a run of its own: nobody else would ever delete what a killed one left."""
     monkeypatch.setattr(segments, "UNLOCKED_GRACE_S", 0.0)
-    other = tmp_path / f"{prefix(RUN + 'x')}v1-1-00000000.weights"
-    other.touch()
-    os.utime(other, (0, 0))
-    transport.offer(build(1, RUN, tensors), tensors)
-    assert other.exists()
+    dead, foreign = tmp_path / f"{prefix('dead')}v1-1-00000000.weights", tmp_path / "psm_1.weights"
+    with closing(ShmTransport("living", directory=tmp_path)) as living:
+        held = Path(living.offer(build(1, "living", tensors), tensors).location)
+        for path in (dead, foreign, held):
+            path.touch()
+            os.utime(path, (0, 0))
+        with closing(ShmTransport(RUN, directory=tmp_path)) as next_run:
+            next_run.offer(build(1, RUN, tensors), tensors)
+            assert not dead.exists()
+            assert held.exists() and foreign.exists()
 
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "{dir}/../x.weights", "{dir}/trireme-other-v1.weights"])
