@@ -149,6 +149,35 @@ def test_the_export_is_a_hugging_face_model(run: Path, folder: Path) -> None:
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
 
+MEGATRON = "policy.megatron_cfg"
+LAYOUTS = {
+    "context": [f"{MEGATRON}.context_parallel_size=2"],
+    "pipeline": [f"{MEGATRON}.pipeline_model_parallel_size=2", f"{MEGATRON}.num_layers_in_first_pipeline_stage=1"],
+    "data": [],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_trainer_of_two_ranks_does_what_one_does(layout: str, run: Path, folder: Path) -> None:
+    """Through the same services: the samples of the first steps, their rewards and losses, are those of one process."""
+    config = write_config(folder, layout, max_num_steps=2, val_at_start=False, max_val_samples=2)
+    ranks = ["trainer.nproc=2", "policy.make_sequence_length_divisible_by=4", "run.name=whole"]
+    code, output = finish(start(config, *LAYOUTS[layout], *ranks))
+    assert code == 0, output
+    alone = [row for row in rows(run / "metrics.jsonl") if "train/loss" in row]
+    steps = [row for row in rows(folder / layout / "metrics.jsonl") if "train/loss" in row]
+    assert len(steps) == 2
+    for ours, theirs in zip(steps, alone, strict=False):
+        assert ours["train/reward"] == theirs["train/reward"]
+        assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3)
+        assert ours["train/grad_norm"] == pytest.approx(theirs["train/grad_norm"], rel=1e-3)
+        assert ours["train/token_mult_prob_error_max"] < 1.001
+    assert AutoModelForCausalLM.from_pretrained(folder / layout / "hf")
+    assert not left_behind(folder / layout)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_interrupt_checkpoints_and_the_run_goes_on(folder: Path) -> None:

@@ -27,6 +27,7 @@ DEMO_MODEL = "SmolLM2-135M-Instruct"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
+PP = "policy.megatron_cfg.pipeline_model_parallel_size"
 
 
 def check_model_folder(config: Config) -> dict[str, Any] | None:
@@ -110,7 +111,9 @@ def check_model(config: Config, hf_config: dict[str, Any]) -> None:
     """Check a configuration against a parsed config.json. Raises ConfigError with everything that does not fit."""
     problems = list(_architecture(config, hf_config)) or list(_sizes(config, hf_config))
     if not problems:
-        problems = [text for check in (_heads, _experts, _context, _stop_tokens) for text in check(config, hf_config)]
+        problems = [
+            text for check in (_heads, _layers, _experts, _context, _stop_tokens) for text in check(config, hf_config)
+        ]
     if problems:
         raise ConfigError(problems)
 
@@ -140,17 +143,45 @@ def _heads(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
     tensor = config.policy.megatron_cfg.tensor_model_parallel_size
     queries = hf_config["num_attention_heads"]
     groups = hf_config.get("num_key_value_heads") or queries
-    legal = [size for size in range(1, queries + 1) if queries % size == 0 and _shares(groups, size)]
+    width = hf_config.get("intermediate_size") or 0
+    head = hf_config.get("head_dim") or hf_config["hidden_size"] // queries
+    rows = (queries + 2 * groups) * head
+    legal = [
+        size
+        for size in range(1, queries + 1)
+        # With fewer KV heads than ranks, Megatron shares the rows of their projection evenly.
+        if queries % size == 0 and _shares(groups, size) and width % size == 0 and (size <= groups or rows % size == 0)
+    ]
     if tensor not in legal:
         yield (
-            f"rule attention-heads: {TP} is {tensor}, but the model has num_attention_heads={queries} and "
-            f"num_key_value_heads={groups}: {min(legal, key=lambda size: abs(size - tensor))} (possible: {legal})"
+            f"rule attention-heads: {TP} is {tensor}, but the model has num_attention_heads={queries}, "
+            f"num_key_value_heads={groups} and intermediate_size={width}: "
+            f"{min(legal, key=lambda size: abs(size - tensor))} (possible: {legal})"
         )
 
 
 def _shares(groups: int, tensor: int) -> bool:
     """Whether KV heads divide over the ranks, or the ranks over the KV heads (each is then replicated)."""
     return groups % tensor == 0 or tensor % groups == 0
+
+
+def _layers(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    """Layers are dealt evenly to the stages, but for the first and the last where these say how many they have."""
+    megatron, layers = config.policy.megatron_cfg, hf_config["num_hidden_layers"]
+    stages, virtual = megatron.pipeline_model_parallel_size, megatron.virtual_pipeline_model_parallel_size or 1
+    given = [megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage]
+    fixed = [count for count in given if count is not None]
+    rest, others = layers - sum(fixed), stages - len(fixed)
+    chunks = [*fixed, *([rest // others] if others else [])]
+    fits = (rest == 0) if others == 0 else (rest >= others and rest % others == 0)
+    if not fits or any(count % virtual for count in chunks):
+        legal = [size for size in range(1, layers + 1) if layers % (size * virtual) == 0]
+        nearest = min(legal, key=lambda size: abs(size - stages), default=1)
+        yield (
+            f"rule pipeline-stages: {layers} layers do not divide over {PP}={stages} stages of {virtual} chunks, with "
+            f"{fixed or 'none'} given to the first and last: {nearest} stages, or other "
+            "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
+        )
 
 
 def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:

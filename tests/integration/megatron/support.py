@@ -168,6 +168,11 @@ def one_step(folder: Path, batch: Batch, changes: dict[str, Any]) -> tuple[StepR
     return result, weights_of(backend)
 
 
+def of_the_batch(metrics: dict[str, float]) -> dict[str, float]:
+    """Without what says how the ranks shared the work."""
+    return {name: value for name, value in metrics.items() if not name.startswith("packing_")}
+
+
 def relative(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference, relative to the largest value."""
     return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-12))

@@ -54,17 +54,56 @@ def test_a_config_without_a_size_is_refused_by_its_name(size: object) -> None:
     assert "hidden_size" in refusal(make(), SMOLLM2 | {"hidden_size": size})
 
 
-@pytest.mark.parametrize("size", [1, 3, 9])
+@pytest.mark.parametrize("size", [1, 3])
 def test_tensor_parallel_sizes_that_share_the_heads(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """W-13: 3 KV heads over 9 ranks are replicated."""
     check_model(tensor_parallel(size, monkeypatch), SMOLLM2)
 
 
-@pytest.mark.parametrize(("size", "nearest"), [(2, "1"), (4, "3"), (8, "9")])
+@pytest.mark.parametrize(("size", "nearest"), [(2, "1"), (4, "3"), (9, "3")])
 def test_tensor_parallel_sizes_that_do_not(monkeypatch: pytest.MonkeyPatch, size: int, nearest: str) -> None:
     text = refusal(tensor_parallel(size, monkeypatch), SMOLLM2)
     assert "rule attention-heads" in text
-    assert f": {nearest} (possible: [1, 3, 9])" in text
+    assert f": {nearest} (possible: [1, 3])" in text
+
+
+def test_a_width_that_does_not_divide_rules_a_size_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W-13. SmolLM2's heads divide by nine, but neither its MLP nor, with three KV heads, its projection does."""
+    nine = tensor_parallel(9, monkeypatch)
+    for width, head in ((1536, 72), (1530, 64)):
+        text = refusal(nine, SMOLLM2 | {"intermediate_size": width, "head_dim": head})
+        assert ": 3 (possible: [1, 3])" in text
+    check_model(nine, SMOLLM2 | {"intermediate_size": 1530, "head_dim": 72})
+
+
+@pytest.mark.parametrize(
+    ("stages", "first", "last", "virtual", "fits"),
+    [
+        (2, None, None, None, True),
+        (4, None, None, None, False),
+        (4, 3, 3, None, True),
+        (4, 3, None, None, True),
+        (2, 10, 20, None, True),
+        (2, 10, 10, None, False),
+        (5, None, None, 3, True),
+        (5, None, None, 4, False),
+    ],
+)
+def test_layers_are_dealt_to_stages(
+    stages: int, first: int | None, last: int | None, virtual: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = "policy.megatron_cfg"
+    given = {
+        "pipeline_model_parallel_size": stages,
+        "num_layers_in_first_pipeline_stage": first,
+        "num_layers_in_last_pipeline_stage": last,
+        "virtual_pipeline_model_parallel_size": virtual,
+    }
+    config = make(*(f"{block}.{key}={value}" for key, value in given.items() if value), f"trainer.nproc={stages}")
+    if fits:
+        check_model(config, SMOLLM2)
+    else:
+        text = refusal(config, SMOLLM2)
+        assert "rule pipeline-stages: 30 layers do not divide" in text and f"={stages} stages" in text
 
 
 def test_heads_that_divide_while_kv_heads_neither_divide_nor_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:

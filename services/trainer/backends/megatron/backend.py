@@ -39,7 +39,7 @@ class MegatronBackend:
 
     def log_probs(self, batch: Batch, which: Literal["policy", "reference"] = "policy") -> Tensor:
         chunks = self._choose(which)
-        own = self._micro_batches(batch, self.settings.logprob, apart=False)
+        own = self._deal(batch, self.settings.logprob, apart=False)[distributed.data_parallel_rank()]
         with torch.no_grad():
             for chunk in chunks:
                 chunk.eval()
@@ -49,11 +49,12 @@ class MegatronBackend:
         for chunk in self.chunks:
             chunk.train()
         self.trainable.zero_grad()
-        own = self._micro_batches(batch, self.settings.train, apart=self.trainable.may_skip_backward)
+        dealt = self._deal(batch, self.settings.train, apart=self.trainable.may_skip_backward)
+        own = dealt[distributed.data_parallel_rank()]
         totals, log_probs = passes.gradients(self.chunks, batch, own, self.settings, objective, self.trainable)
         self.trainable.finish_gradients()
         update = self.trainable.step()
-        metrics = dict(totals)
+        metrics = totals | micro_batches.evenness(batch, dealt, self.settings.parallel.chunks)
         loss = metrics.pop("loss")
         return StepResult(loss, update.grad_norm, update.learning_rate, log_probs, metrics, applied=update.applied)
 
@@ -73,10 +74,9 @@ class MegatronBackend:
             raise ValueError("there is no reference model: loss_fn.reference_policy_kl_penalty is 0")
         return self._reference
 
-    def _micro_batches(self, batch: Batch, how: MicroBatching, apart: bool) -> list[Tensor]:
-        """Those of this rank: as many as any other rank has, and as an interleaved schedule needs."""
+    def _deal(self, batch: Batch, how: MicroBatching, apart: bool) -> list[list[Tensor]]:
+        """The micro-batches of each data-parallel rank: equally many, and as many as an interleaved schedule needs."""
         settings, ranks = self.settings, distributed.data_parallel_size()
         rounds = settings.parallel.pipeline if settings.parallel.virtual > 1 else 1
         share, chunks = settings.shared_prefix, settings.parallel.chunks
-        dealt = micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, chunks)
-        return dealt[distributed.data_parallel_rank()]
+        return micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, chunks)

@@ -39,6 +39,22 @@ def split(
     return dealt
 
 
+def evenness(batch: Batch, dealt: list[list[Tensor]], multiple: int) -> dict[str, float]:
+    """How well sequences were packed: the share of tokens that only fills up, and by how much the rank with most
+    tokens, or most attention (squared lengths), exceeds the mean. A shared prompt counts in each of its sequences."""
+    needed = needed_lengths(batch).clamp(min=1)
+    filled = (needed + -needed % multiple).double()
+    members = [torch.cat(each) for each in dealt]
+    tokens = torch.stack([filled[each].sum() for each in members])
+    attention = torch.stack([filled[each].square().sum() for each in members])
+    return {
+        "packing_padding_fraction": float(1 - needed.sum() / filled.sum()),
+        "packing_token_imbalance": float(tokens.max() / tokens.mean() - 1),
+        "packing_attention_imbalance": float(attention.max() / attention.mean() - 1),
+        "packing_micro_batches": float(len(dealt[0])),
+    }
+
+
 def _deal(units: list[Unit], how: MicroBatching, ranks: int, seed: int, rounds: int) -> list[list[Tensor]]:
     bins = _pack(units, how, ranks * rounds, seed)
     bins += [[] for _ in range(-len(bins) % (ranks * rounds))]
