@@ -100,7 +100,7 @@ async def test_wrong_or_missing_password(redis_url: str, user: str) -> None:
 
 
 async def test_a_url_that_is_none() -> None:
-    with pytest.raises(StreamsError, match=r"redis.url 'http://\*\*\*@x:1' is not a Redis URL"):
+    with pytest.raises(StreamsError, match=r"redis.url 'http://u:\*\*\*@x:1' is not a Redis URL"):
         RedisStreams("http://u:secret@x:1", "r")
 
 
