@@ -21,6 +21,7 @@ from trireme.config.loader import REDIS_URL_VARIABLE
 from trireme.contracts.v1 import reward_pb2
 
 log = logging.getLogger(__name__)
+LOOK_S = 0.1  # between two looks at whether a process lives
 LAST_WORDS_S = 0.2  # for what a process wrote just before it ended
 
 
@@ -111,7 +112,7 @@ class ScoringProcess:
 
     async def _read(self) -> bytes:
         """The next frame. Raises EOFError when the process has ended, even if a child of it holds the pipe open."""
-        reading, ended = asyncio.create_task(self._frame()), asyncio.create_task(self.process.wait())
+        reading, ended = asyncio.create_task(self._frame()), asyncio.create_task(self._gone())
         try:
             await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
             # What it wrote just before its end is still to be read.
@@ -124,6 +125,11 @@ class ScoringProcess:
         finally:
             reading.cancel()
             ended.cancel()
+
+    async def _gone(self) -> None:
+        """Return when the process itself has ended: asyncio's `wait` also waits until all its pipes are closed."""
+        while self.process.returncode is None:
+            await asyncio.sleep(LOOK_S)
 
     async def _frame(self) -> bytes:
         assert self.process.stdout is not None

@@ -41,6 +41,14 @@ def _exhaust_memory() -> Outcome:
         hoard.append(bytearray(1 << 27))
 
 
+def _fork_and_die() -> Outcome:
+    """What it started keeps its pipes open."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os._exit(4)
+
+
 def _raise() -> Outcome:
     raise RuntimeError("out of sorts")
 
@@ -56,6 +64,9 @@ ACTS = {
     "zero": lambda: Score(0.0),
     "policy": lambda: PolicyFailure("forbidden word"),
     "exit": lambda: os._exit(3),
+    "fork": _fork_and_die,
+    "redis": lambda: Score(float("TRIREME_REDIS_URL" in os.environ)),
+    "surrogate": lambda: PolicyFailure("quotes \ud800"),
     "segfault": lambda: ctypes.string_at(0),
     "memory": _exhaust_memory,
     "raise": _raise,

@@ -34,6 +34,7 @@ def scoring_processes() -> list[psutil.Process]:
 
 FAILURES = {
     "exit": ("crash", "exit code 3"),
+    "fork": ("crash", "exit code 4"),
     "segfault": ("crash", "SIGSEGV"),
     "hang": ("timeout", "timed out after 4 s"),
     "memory": ("memory", "out of memory"),
@@ -126,3 +127,9 @@ async def test_a_verifier_that_cannot_load_is_a_failure_with_the_reason() -> Non
         result = await pool.score(broken)
         assert (result.report.kind, result.report.cause) == ("infrastructure_failure", "load")
         assert "no_such_library" in result.report.reason
+
+
+async def test_the_address_of_redis_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIREME_REDIS_URL", "redis://:secret@host")
+    async with VerifierPool(SETTINGS) as pool:
+        assert (await pool.score(request("redis"))).report.value == 0.0
