@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 2.0
-# A killed trainer's lock ends by itself; whoever starts it again waits that long, and a little for clocks.
 SCORING_SLACK_S = 30.0  # beside the attempts themselves: queueing in a busy reward server
 
 

@@ -49,7 +49,7 @@ class Padded(Parallelism):
     """Each sequence takes the whole limit."""
 
     @property
-    def chunks(self) -> int:
+    def sequence_multiple(self) -> int:
         return LIMIT
 
 

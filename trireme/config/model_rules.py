@@ -199,6 +199,12 @@ def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
             f"rule experts: policy.megatron_cfg.expert_tensor_parallel_size is {expert_tensor} but {TP} is {tensor}; "
             f"without expert parallelism they must agree: expert_tensor_parallel_size={tensor}, or {key}={tensor}"
         )
+    width = hf_config.get("moe_intermediate_size") or hf_config.get("intermediate_size") or 0
+    if experts and width % expert_tensor:
+        yield (
+            f"rule experts: policy.megatron_cfg.expert_tensor_parallel_size is {expert_tensor}, which does not divide "
+            f"the {width} columns of an expert: 1"
+        )
     if experts and megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
         yield f"rule experts: {TP} > 1 on a mixture of experts needs policy.megatron_cfg.sequence_parallel=true"
 

@@ -72,9 +72,13 @@ class Case:
 
     @property
     def changes(self) -> dict[str, Any]:
+        return {**PLAIN_GRADIENT, **self.layout_changes, **dict(self.more)}
+
+    @property
+    def layout_changes(self) -> dict[str, Any]:
         layout = {f"policy.megatron_cfg.{KEYS[key]}": value for key, value in self.layout.items()}
         ranks = {"trainer.nproc": self.ranks, "policy.make_sequence_length_divisible_by": 4 * self.ranks}
-        return {**PLAIN_GRADIENT, **PACKED, **layout, **ranks, **dict(self.more)}
+        return {**PACKED, **layout, **ranks}
 
     def __str__(self) -> str:
         return f"{self.model}: {' '.join(f'{key}{int(value)}' for key, value in self.layout.items()) or 'dp'}"

@@ -36,9 +36,7 @@ CHAINS = {
 
 
 def changes_of(layout: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in Case(2, "", layout).changes.items() if "optimizer" not in key}
-    kept.pop("policy.max_grad_norm")
-    return {**kept, **CHANGES}
+    return {**Case(2, "", layout).layout_changes, **CHANGES}
 
 
 def run_chain(rank: int, folder: Path, out: Path, chain: list[dict[str, Any]]) -> None:

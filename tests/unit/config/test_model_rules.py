@@ -130,6 +130,31 @@ def test_experts_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     check_model(config, SMOLLM2 | {"num_local_experts": 6})
 
 
+@pytest.mark.parametrize(
+    ("expert_tensor", "expert", "width", "says"),
+    [(1, 1, 66, "they must agree"), (3, 1, 66, ""), (2, 3, 63, "does not divide the 63 columns of an expert")],
+)
+def test_the_width_of_experts_is_divided_evenly(
+    expert_tensor: int, expert: int, width: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M-10's kin: without expert parallelism, Megatron would not add up the gradients of ranks that share no expert."""
+    monkeypatch.setattr(unsupported, "TABLE", ())
+    block = "policy.megatron_cfg"
+    config = make(
+        f"{block}.tensor_model_parallel_size=3",
+        f"{block}.sequence_parallel=true",
+        "policy.make_sequence_length_divisible_by=3",
+        f"{block}.expert_tensor_parallel_size={expert_tensor}",
+        f"{block}.expert_model_parallel_size={expert}",
+        "trainer.nproc=6",
+    )
+    hf_config = SMOLLM2 | {"num_experts": 6, "moe_intermediate_size": width}
+    if says:
+        assert says in refusal(config, hf_config)
+    else:
+        check_model(config, hf_config)
+
+
 def test_experts_with_tensor_parallelism_need_sequence_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sequence_parallel=true" in refusal(tensor_parallel(3, monkeypatch), SMOLLM2 | {"num_experts": 3})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.trainer.backends.megatron import layout
@@ -57,6 +57,7 @@ def history_of(batch: Batch, place: int) -> list[tuple[int, int]]:
     return [(int(batch.tokens[at]), at - start) for at in range(start, place)]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(SEQUENCES, st.booleans())
 def test_every_trained_token_is_predicted_from_its_whole_history(
     groups: list[tuple[int, list[list[bool]]]], share: bool
@@ -70,6 +71,7 @@ def test_every_trained_token_is_predicted_from_its_whole_history(
         assert seen_by(made, predictor) == history_of(batch, place)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(SEQUENCES, st.booleans())
 def test_segments_cover_the_layout_in_order(groups: list[tuple[int, list[list[bool]]]], share: bool) -> None:
     made = (layout.shared if share else layout.plain)(make(groups))
@@ -81,6 +83,7 @@ def test_segments_cover_the_layout_in_order(groups: list[tuple[int, list[list[bo
     assert end == len(made) == len(made.positions)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(SEQUENCES)
 def test_nothing_is_computed_that_no_trained_token_needs(groups: list[tuple[int, list[list[bool]]]]) -> None:
     batch = make(groups)

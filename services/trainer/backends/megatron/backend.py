@@ -1,4 +1,4 @@
-"""The Backend on Megatron-Core: what each call of the port does, over data-parallel ranks."""
+"""The Backend on Megatron-Core: what each call of the port does, under any layout of ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MegatronBackend:
         totals, log_probs = passes.gradients(self.chunks, batch, own, self.settings, objective, self.trainable)
         self.trainable.finish_gradients()
         update = self.trainable.step()
-        metrics = totals | micro_batches.evenness(batch, dealt, self.settings.parallel.chunks)
+        metrics = totals | micro_batches.evenness(batch, dealt, self.settings.parallel.sequence_multiple)
         loss = metrics.pop("loss")
         return StepResult(loss, update.grad_norm, update.learning_rate, log_probs, metrics, applied=update.applied)
 
@@ -78,5 +78,5 @@ class MegatronBackend:
         """The micro-batches of each data-parallel rank: equally many, and as many as an interleaved schedule needs."""
         settings, ranks = self.settings, distributed.data_parallel_size()
         rounds = settings.parallel.pipeline if settings.parallel.virtual > 1 else 1
-        share, chunks = settings.shared_prefix, settings.parallel.chunks
-        return micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, chunks)
+        share, multiple = settings.shared_prefix, settings.parallel.sequence_multiple
+        return micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, multiple)

@@ -49,6 +49,10 @@ IDENTITY = (
     "num_key_value_heads",
     "head_dim",
     "tie_word_embeddings",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
 )
 
 

@@ -7,7 +7,7 @@ Memory holds one whole tensor at a time (for experts, one of each expert-paralle
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,20 @@ HEAD, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class Share:
-    """A parameter's place among the ranks that hold the rest of it. whole: the shape of all of it, with padding."""
+    """A parameter's place among the ranks that hold the rest of it. whole: the shape of all of it, with padding.
+    group: None where this rank holds all of it."""
 
     dim: int
-    rank: int
-    ranks: int
     group: dist.ProcessGroup | None
     whole: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank() if self.group else 0
+
+    @property
+    def ranks(self) -> int:
+        return self.group.size() if self.group else 1
 
 
 def shapes_of(architecture: Architecture) -> Shapes:
@@ -54,7 +61,7 @@ def named_parameters(chunks: Sequence[PolicyModel]) -> Iterator[tuple[str, nn.Pa
             yield name, parameter
 
 
-def _global_expert(model: PolicyModel):  # type: ignore[no-untyped-def]
+def _global_expert(model: PolicyModel) -> Callable[[re.Match[str]], str]:
     """The substitution of an expert's name, which is of one form here and of another with grouped GEMM."""
     first = parallel_state.get_expert_model_parallel_rank() * local_experts(model)
 
@@ -100,11 +107,11 @@ def _write(parameter: nn.Parameter, name: str, whole: Tensor, stacked: int, what
 
 def _share(name: str, parameter: nn.Parameter) -> Share:
     if not getattr(parameter, "tensor_model_parallel", False):
-        return Share(0, 0, 1, None, tuple(parameter.shape))
+        return Share(0, None, tuple(parameter.shape))
     group = _tensor_group(name)
     whole = list(parameter.shape)
     whole[parameter.partition_dim] *= group.size()  # type: ignore[attr-defined]
-    return Share(parameter.partition_dim, group.rank(), group.size(), group, tuple(whole))  # type: ignore[attr-defined]
+    return Share(parameter.partition_dim, group, tuple(whole))  # type: ignore[attr-defined]
 
 
 def _tensor_group(name: str) -> dist.ProcessGroup:
@@ -156,11 +163,9 @@ def _whole_parameters(
     model = chunks[0]
     own = [(name, each) for name, each in named_parameters(chunks) if name != HEAD or not architecture.tied]
     group, rank = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()
-    plans: list[list[tuple[list[str], tuple[int, ...]]]] = [[] for _ in range(group.size())]
     plan = [(_names_over_experts(name, model), _share(name, each).whole) for name, each in own]
-    if group.size() == 1:
-        plans = [plan]
-    else:
+    plans = [plan] * group.size()
+    if group.size() > 1:
         dist.all_gather_object(plans, plan, group=group)
     for stage, entries in enumerate(plans):
         for index, (names, shape) in enumerate(entries):

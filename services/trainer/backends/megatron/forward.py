@@ -21,8 +21,8 @@ from services.trainer.batch import Batch
 def lay_out(batch: Batch, settings: Settings) -> Layout:
     """How this micro-batch lies in the model, on all ranks alike."""
     parallel = settings.parallel
-    layout = shared(batch) if settings.shared_prefix else plain(batch, parallel.chunks)
-    return layout.padded(parallel.chunks * (parallel.tensor if parallel.sequence else 1))
+    layout = shared(batch) if settings.shared_prefix else plain(batch, parallel.sequence_multiple)
+    return layout.padded(parallel.sequence_multiple * (parallel.tensor if parallel.sequence else 1))
 
 
 def log_probs(model: PolicyModel, batch: Batch, settings: Settings) -> Tensor:

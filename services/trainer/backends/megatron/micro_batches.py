@@ -42,8 +42,7 @@ def split(
 def evenness(batch: Batch, dealt: list[list[Tensor]], multiple: int) -> dict[str, float]:
     """How well sequences were packed: the share of tokens that only fills up, and by how much the rank with most
     tokens, or most attention (squared lengths), exceeds the mean. A shared prompt counts in each of its sequences."""
-    needed = needed_lengths(batch).clamp(min=1)
-    filled = (needed + -needed % multiple).double()
+    needed, filled = _filled(batch, 1), _filled(batch, multiple).double()
     members = [torch.cat(each) for each in dealt]
     tokens = torch.stack([filled[each].sum() for each in members])
     attention = torch.stack([filled[each].square().sum() for each in members])
@@ -71,8 +70,14 @@ def _by_advantage(batch: Batch, units: list[Unit]) -> list[list[Unit]]:
     return [kind for kind in kinds if kind]
 
 
+def _filled(batch: Batch, multiple: int) -> Tensor:
+    """int64 [N]: the tokens that each sequence takes."""
+    needed = needed_lengths(batch).clamp(min=1)
+    return needed + -needed % multiple
+
+
 def _units(batch: Batch, how: MicroBatching, share_prefix: bool, multiple: int) -> list[Unit]:
-    needed = [length + -length % multiple for length in needed_lengths(batch).clamp(min=1).tolist()]
+    needed = _filled(batch, multiple).tolist()
     if not share_prefix:
         return [([index], length) for index, length in enumerate(needed)]
     prompts, units = batch.prompt_lengths.tolist(), []

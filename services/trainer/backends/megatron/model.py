@@ -17,6 +17,7 @@ from services.trainer.backends.megatron.context import Part
 from services.trainer.backends.megatron.families import Architecture, Experts
 from services.trainer.backends.megatron.layout import Layout
 from services.trainer.backends.megatron.settings import Settings
+from trireme.config.model_rules import padded_vocab_size
 
 
 def _leave(weight: Tensor) -> None:
@@ -99,11 +100,6 @@ def _experts(experts: Experts, settings: Settings) -> dict[str, Any]:
     }
 
 
-def padded(words: int, ranks: int) -> int:
-    """The rows of an embedding that is shared evenly over `ranks`."""
-    return -(-words // ranks) * ranks
-
-
 class PolicyModel(GPTModel):
     """Megatron's GPT whose last stage returns hidden states: the caller applies the output layer where it matters.
 
@@ -118,7 +114,7 @@ class PolicyModel(GPTModel):
             pre_process=parallel_state.is_pipeline_first_stage(**at),
             post_process=parallel_state.is_pipeline_last_stage(**at),
             vp_stage=stage,
-            vocab_size=padded(architecture.hf.vocab_size, config.tensor_model_parallel_size),
+            vocab_size=padded_vocab_size(architecture.hf.vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=architecture.hf.max_position_embeddings,
             share_embeddings_and_output_weights=architecture.tied,
             # Without Transformer Engine the core attention rotates by explicit positions.

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -36,11 +35,6 @@ def run(
             micro_batch_size=1,
             forward_only=not train,
         )
-
-
-def is_last_stage() -> bool:
-    """Whether this rank sees log-probs."""
-    return parallel_state.is_pipeline_last_stage(ignore_virtual=True)
 
 
 def _forward_step(

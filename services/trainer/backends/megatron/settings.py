@@ -36,8 +36,8 @@ class Parallelism:
     virtual: int = 1
 
     @property
-    def chunks(self) -> int:
-        """Into how many chunks each sequence is cut over context-parallel ranks: its length is a multiple of it."""
+    def sequence_multiple(self) -> int:
+        """What the length of each sequence is a multiple of: context-parallel ranks take it in twice as many chunks."""
         return 2 * self.context if self.context > 1 else 1
 
 
