@@ -28,7 +28,6 @@ CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
     (RequestRefused, grpc.StatusCode.INVALID_ARGUMENT),
     (EngineError, grpc.StatusCode.INTERNAL),
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
-    (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
 ]
 
 
@@ -45,7 +44,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         prompt = request.prompt
         try:
             groups.check(prompt, self._engine)
-            async with asyncio.timeout(None if context.time_remaining() else self._timeout_s):
+            async with asyncio.timeout(self._timeout_s if context.time_remaining() is None else None):
                 await self._ready(prompt, context)
                 async for event in groups.generate(self._engine, prompt, self._name, stream=request.stream_tokens):
                     if isinstance(event, sample_pb2.Sample):
@@ -53,6 +52,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                         yield rollout_pb2.GenerateResponse(sample=event)
                     else:
                         yield rollout_pb2.GenerateResponse(delta=event)
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"not done in {self._timeout_s:g} s, the limit of calls without one"
+            )
         except tuple(kind for kind, _ in CODES) as error:
             await _abort(context, error)
 
@@ -100,4 +103,4 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
     code = next(code for kind, code in CODES if isinstance(error, kind))
-    await context.abort(code, str(error) or "the call had no deadline, and rollout's own has passed")
+    await context.abort(code, str(error))

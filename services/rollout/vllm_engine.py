@@ -126,7 +126,7 @@ class VllmEngine:
             await self._llm.update_weight_version(str(version))
             self._version, self._broken = version, None
             await self.resume()
-        except Exception as error:  # whatever it was, the weights are neither the old nor the new ones now
+        except Exception as error:  # whatever it was, nobody can say which weights are in force now
             await self._fence(f"loading version {version} failed: {error}")
             raise WeightLoadError(f"loading weights version {version} failed: {error}", intact=False) from error
 

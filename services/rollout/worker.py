@@ -120,13 +120,19 @@ class RolloutWorker:
         try:
             async with held(self._prompts, [entry]), asyncio.timeout(self._limits.timeout_s):
                 await self._keeper.wait_for(prompt.min_weight_version, self._limits.timeout_s)
-                await self._forward(entry, await self._generate(prompt))
-        except RequestRefused as error:
-            await self._refuse(entry, error)
+                await self._serve(entry, prompt)
         except (EngineError, NotCaughtUp, StreamsError, TimeoutError) as error:
             reason = str(error) or f"not finished within {self._limits.timeout_s:g} s"
             log.warning("gave a prompt back: %s", reason, extra={"group": prompt.group_id})
             GROUPS.labels("given_back").inc()
+
+    async def _serve(self, entry: Entry, prompt: Prompt) -> None:
+        try:
+            made = await self._generate(prompt)
+        except RequestRefused as error:
+            await self._refuse(entry, error)  # while it is leased: nobody else begins it
+        else:
+            await self._forward(entry, made)
 
     async def _refuse(self, entry: Entry, error: Exception) -> None:
         log.error("refused a prompt: %s", error, extra={"entry": entry.id})

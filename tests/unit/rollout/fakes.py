@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from services.rollout.engine import Completion, Delta, EngineError, Pressure, Request, WeightLoadError
+from services.rollout.engine import Completion, Delta, EngineError, Pressure, Request, RequestRefused, WeightLoadError
 from trireme.contracts.v1.sample_pb2 import VersionSpan
 from trireme.weights.segment import Segment
 
@@ -35,6 +35,8 @@ class CountingEngine:
             raise
         if 13 in request.prompt_token_ids:
             raise EngineError("thirteen")
+        if 14 in request.prompt_token_ids:
+            raise RequestRefused("fourteen")
         ids = tuple(request.prompt_token_ids[-1] + 1 + i for i in range(request.max_new_tokens))
         log_probs = tuple(self.log_prob for _ in ids)
         if stream:
