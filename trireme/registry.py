@@ -27,7 +27,7 @@ Kind = Literal["rollout", "reward", "trainer"]
 ANNOUNCE_EVERY_S = 5.0
 RECORD_TTL_S = 15
 LOCK_TTL_S = 30.0
-LOCK_SLACK_S = 5.0  # a killed trainer's lock is gone this much after that
+LOCK_SLACK_S = 5.0  # whoever starts a killed trainer again waits this much longer than that
 # The lock is lost when somebody else has it. Nobody can take it from a Redis that answers nobody, and who takes it
 # while this trainer is cut off keeps it from publishing: so a pause of Redis is waited out.
 SILENCE_S = 300.0

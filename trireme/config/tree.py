@@ -23,7 +23,7 @@ def merge(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
     given = [t for t in trees if t] or [{}]
     if len(given) == 1:  # OmegaConf is slow, and there is nothing to merge
         return given[0]
-    for below, above in itertools.pairwise(given):
+    for below, above in itertools.combinations(given, 2):
         _check_shapes(below, above)
     merged = OmegaConf.merge(*map(OmegaConf.create, given))
     plain = OmegaConf.to_container(merged, resolve=False)

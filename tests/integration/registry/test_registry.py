@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 
@@ -11,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from trireme.registry import Registry, RunLocked, ServiceRecord
+from trireme.streams import connection
 from trireme.streams.connection import open_client
 from trireme.streams.redis import key
 
@@ -149,4 +152,33 @@ async def test_a_forgotten_lock_is_taken_again(registry: Registry, redis_url: st
             while not (await client.get(key(run_name, "lock")) or b"").startswith(b"hostA:1"):
                 await asyncio.sleep(0.05)
         assert not lost.is_set()
+    await client.aclose()
+
+
+async def test_a_silent_redis_costs_no_lock(redis_url: str, run_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped for longer than the lock lives: nobody can have taken it meanwhile, so the trainer goes on."""
+    monkeypatch.setattr(connection, "COMMAND_TIMEOUT_S", 0.3)
+    client = open_client(redis_url)
+    server = int((await client.info("server"))["process_id"])
+    async with Registry(client, run_name).lock("hostA:1", ttl_s=0.6) as lost:
+        os.kill(server, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(3)
+        finally:
+            os.kill(server, signal.SIGCONT)
+        await asyncio.sleep(1)
+        assert not lost.is_set()
+        assert (await client.get(key(run_name, "lock")) or b"").startswith(b"hostA:1")
+    await client.aclose()
+
+
+async def test_a_start_waits_for_a_dead_trainers_lock_and_is_refused_by_a_living_one(
+    registry: Registry, redis_url: str, run_name: str
+) -> None:
+    client = open_client(redis_url)
+    await client.set(key(run_name, "lock"), b"hostA:1 (killed)", px=800)
+    await registry.require_no_trainer(5)
+    async with registry.lock("hostA:1"):
+        with pytest.raises(RunLocked, match=r"has a trainer already: hostA:1 .*choose another run\.name"):
+            await registry.require_no_trainer(0.2)
     await client.aclose()

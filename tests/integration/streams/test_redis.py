@@ -258,3 +258,12 @@ async def test_run_names_that_break_keys_are_refused(redis_url: str, run: str) -
 async def test_impossible_settings_are_refused(redis_url: str) -> None:
     with pytest.raises(ValueError, match="lease_s 0 must be positive"):
         RedisStreams(redis_url, "r", lease_s=0)
+
+
+async def test_an_entry_that_is_none_of_ours_goes_to_the_dead_letters(one: RedisStreams) -> None:
+    """Somebody's XADD by hand must not end the consumer."""
+    await one.client.xadd(one.prompts.key, {"x": "y"})
+    await one.prompts.put(b"ours")
+    assert await texts(one.prompts) == ["ours"]
+    assert [letter.reason for letter in await one.dead.read()] == ["no field d: nobody of this run put it there"]
+    assert await one.prompts.depth() == 0

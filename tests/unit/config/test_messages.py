@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.unit.config.support import make, problems
-from trireme.config import ConfigError, from_tree
+from tests.unit.config.support import FILES, make, problems
+from trireme.config import ConfigError, from_tree, load_config
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,11 @@ def test_a_password_is_not_in_the_message() -> None:
 def test_values_do_not_change_once_loaded() -> None:
     with pytest.raises(ValueError, match="frozen"):
         make().grpo.seed = 3  # type: ignore[misc]
+
+
+def test_a_list_where_a_block_stands_is_named_however_far_below_the_block_is(tmp_path: Path) -> None:
+    """The file between says nothing of the block."""
+    child = tmp_path / "child.yaml"
+    child.write_text(f"defaults: {FILES / 'grpo_math_1B_megatron.yaml'}\nrun: {{name: x}}\n")
+    with pytest.raises(ConfigError, match="grpo is a block of keys and cannot be a list"):
+        load_config(child, ["grpo=[]"])

@@ -69,6 +69,8 @@ def test_rows_of_all_kinds(tmp_path: Path) -> None:
         ({"messages": [{"role": "user"}], "answer": "2"}, '"content" of text'),
         ({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "answer": "2"},
          "end with the user's turn"),
+        ({"prompt": "a\ud800b", "answer": "2"}, "half a surrogate pair at character 1"),
+        ({"messages": [{"role": "user", "content": "\udc00"}], "answer": "2"}, "half a surrogate pair"),
         ({**GOOD, "verifier": 3}, '"verifier" should be the name'),
         ({**GOOD, "payload": 3}, '"payload" should be an object'),
     ],

@@ -67,3 +67,13 @@ assert not heavy, heavy
 assert not [name for name in sys.modules if name.startswith(("services.trainer", "services.rollout"))]
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the README shows it; Python itself is told not to look there, for a folder `services` may stand beside it."""
+    (tmp_path / "my_rewards.py").write_text("from tests.integration.reward.misbehaving import Misbehaving as Mine\n")
+    (tmp_path / "services").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert load("my_rewards:Mine").name == "misbehaving"
+    assert sys.path[-1] == str(tmp_path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from services.trainer import recorders
 from services.trainer.recorders import JsonLines, TensorBoard, sample_row
+from tests.unit.config.support import make
 from trireme.contracts.v1 import sample_pb2
 
 
@@ -87,3 +90,10 @@ def test_a_masked_sample_has_no_reward() -> None:
     assert (row["step"], row["response"], row["versions"], row["finish_reason"], row["response_tokens"]) == (
         4, "é", [[0, 2, 7]], "FINISH_REASON_STOP", 2,
     )  # fmt: skip
+
+
+def test_weights_and_biases_gets_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(recorders, "_require", lambda *_: SimpleNamespace(init=lambda **given: told.update(given)))
+    recorders.WeightsAndBiases(make("redis.url=redis://:secret@host"), {"project": "p"})
+    assert told["project"] == "p" and "secret" not in str(told["config"])
