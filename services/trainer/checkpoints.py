@@ -11,8 +11,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,26 +68,44 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         return next(reversed(self.all()), None)
 
-    def save(self, step: int, state: Mapping[str, Any], save_policy: Callable[[Path], None]) -> Checkpoint:
-        """Write checkpoint `step`. Raises CheckpointError, with the older ones intact, when it cannot be completed."""
+    def save(
+        self, step: int, state: Mapping[str, Any], save_policy: Callable[[Path], Future[None]]
+    ) -> Callable[[], Checkpoint]:
+        """Begin checkpoint `step`, of `state` and the policy as they are now. The call that is returned waits for the
+        policy's future and completes it; before that it is none. One at a time.
+
+        Both raise CheckpointError, with the older ones intact, when it cannot be written.
+        """
         self._clear_unfinished()
-        work, final = self.directory / f"{UNFINISHED}{step}", self.directory / f"step_{step}"
-        try:
+        work, text = self.directory / f"{UNFINISHED}{step}", json.dumps(state)
+        with self._failing(step, work):
             (work / "policy").mkdir(parents=True)
-            save_policy(work / "policy")
-            _write_durably(work / "state.json", json.dumps(state))
+            saving = save_policy(work / "policy")
+        return lambda: self._complete(step, text, saving, work)
+
+    def _complete(self, step: int, state: str, saving: Future[None], work: Path) -> Checkpoint:
+        final = self.directory / f"step_{step}"
+        with self._failing(step, work):
+            saving.result()
+            _write_durably(work / "state.json", state)
             if final.exists():  # a run resumed from an older checkpoint writes this step again
                 shutil.rmtree(final)
             work.rename(final)
             _sync_folder(self.directory)
+        self._prune()
+        return Checkpoint(step, final)
+
+    @contextmanager
+    def _failing(self, step: int, work: Path) -> Iterator[None]:
+        """An OSError inside is a CheckpointError, and leaves nothing behind."""
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(work, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {self.directory}: {error.strerror or error}"
                 f" ({_free_mib(self.directory)} MiB free); earlier checkpoints are intact"
             ) from error
-        self._prune()
-        return Checkpoint(step, final)
 
     def _clear_unfinished(self) -> None:
         for path in self.directory.glob(f"{UNFINISHED}*"):

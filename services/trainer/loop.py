@@ -21,7 +21,7 @@ import torch
 from services.trainer.assembly import Group
 from services.trainer.backends.base import Backend
 from services.trainer.batch import Batch, to_bytes
-from services.trainer.checkpoints import Checkpoints
+from services.trainer.checkpoints import Checkpoint, Checkpoints
 from services.trainer.collecting import Collector, DataExhausted
 from services.trainer.learning import Learned, Learner
 from services.trainer.publishing import Publisher
@@ -70,6 +70,7 @@ class TrainingLoop:
         self._summary = Summary()
         self._skipped = 0
         self._checkpointed_at = -1
+        self._saving: asyncio.Task[Checkpoint] | None = None
 
     @property
     def steps_left(self) -> int:
@@ -77,6 +78,13 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Raises what ended the run early; returns after the last step, or after a drain."""
+        try:
+            await self._run()
+        finally:
+            if self._saving is not None:  # completed whatever ended the run; its error would hide that
+                await asyncio.wait({self._saving})
+
+    async def _run(self) -> None:
         started = time.monotonic()
         await self._resume()
         await self._publish()
@@ -157,6 +165,7 @@ class TrainingLoop:
         if not self._config.checkpointing.enabled or self._checkpointed_at == self._state.step:
             return
         self._state.phase = "checkpointing"
+        await self._saved()
         state = {
             "step": self._state.step,
             "weight_version": self._parts.publisher.version,
@@ -165,8 +174,18 @@ class TrainingLoop:
             "metrics": self._state.metrics,
             "model": self._config.policy.model_name,
         }
-        await self._on_compute(self._parts.checkpoints.save, self._state.step, state, self._parts.backend.save)
+        arguments = self._state.step, state, self._parts.backend.save
+        complete = await self._on_compute(self._parts.checkpoints.save, *arguments)
         self._checkpointed_at = self._state.step
+        self._saving = asyncio.create_task(asyncio.to_thread(complete))
+        if not self._config.checkpointing.async_save:
+            await self._saved()
+
+    async def _saved(self) -> None:
+        """Wait for the checkpoint that is being written. Raises CheckpointError when it could not be."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
 
     async def _resume(self) -> None:
         """Go on from the newest checkpoint. Versions never go back, even where the run had got further than it."""
@@ -189,6 +208,7 @@ class TrainingLoop:
         if self.steps_left == 0:
             await self._validate()
         await self._checkpoint()
+        await self._saved()
         if self.steps_left == 0:
             await self._export(self._run_dir / EXPORT_FOLDER)
         seconds = time.monotonic() - started

@@ -8,6 +8,7 @@ that of a run (followers wait here while rank 0 collects samples), not that of a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -77,9 +78,9 @@ class Leader:
         self._channel.announce(Call.TENSORS)
         yield from self._backend.tensors()
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Future[None]:
         self._channel.announce(Call.SAVE, str(directory).encode())
-        self._backend.save(directory)
+        return self._backend.save(directory)
 
     def restore(self, directory: Path) -> None:
         self._channel.announce(Call.RESTORE, str(directory).encode())
@@ -92,8 +93,13 @@ class Leader:
 
 def follow(backend: Backend, channel: Channel, objective: Objective) -> None:
     """Repeat rank 0's calls until it ends. `objective` must be built from the same configuration as rank 0's."""
+    saving = set[Future[None]]()
     while (received := channel.receive())[0] is not Call.END:
-        _repeat(backend, objective, *received)
+        if received[0] is Call.SAVE:
+            saving.add(backend.save(Path(received[1].decode())))
+        else:
+            _repeat(backend, objective, *received)
+    wait(saving)  # a failure is rank 0's as well, which says so
 
 
 def _repeat(backend: Backend, objective: Objective, call: Call, payload: bytes) -> None:
@@ -107,7 +113,5 @@ def _repeat(backend: Backend, objective: Objective, call: Call, payload: bytes) 
         case Call.TENSORS:
             for _ in backend.tensors():
                 pass
-        case Call.SAVE:
-            backend.save(Path(payload.decode()))
         case Call.RESTORE:
             backend.restore(Path(payload.decode()))

@@ -37,6 +37,13 @@ class ServiceKind(StrEnum):
     trainer = "trainer"
 
 
+class Precision(StrEnum):
+    """Of exported weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 @app.command()
 def up(
     config: ConfigFile,
@@ -73,6 +80,22 @@ def serve(
     from trireme.cli.serve import serve as run_serve
 
     run_serve(service.value, config, overrides or [], name=name)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder step_<n> in a run's checkpoints/.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    model: Annotated[
+        Path | None, typer.Option(help="Folder that training began with; checkpoints carry what is needed of it.")
+    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Of the weights written; as trained if left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write the policy in a checkpoint as a Hugging Face folder."""
+    from trireme.cli.export import export as run_export
+
+    run_export(checkpoint, out, model, precision.value if precision else None, force=force)
 
 
 @app.command()

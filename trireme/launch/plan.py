@@ -74,15 +74,15 @@ def gpus_per_replica(config: Config) -> int:
     return vllm.tensor_parallel_size * vllm.pipeline_parallel_size
 
 
-def missing_parts(kind: Kind, config: Config) -> list[str]:
-    """What is not installed of what service `kind` needs, by the names that people know."""
+def missing_parts(kind: Kind, config: Config | None) -> list[str]:
+    """What is not installed of what service `kind` needs, by the names that people know; None: not to train."""
     needed = list(REQUIREMENTS[kind])
-    if kind == "trainer" and config.policy.megatron_cfg.enabled:
+    if kind == "trainer" and config and config.policy.megatron_cfg.enabled:
         needed.append(("megatron.core", "Megatron-Core"))
     return [name for module, name in needed if not _installed(module)]
 
 
-def require_installed(kind: Kind, config: Config) -> None:
+def require_installed(kind: Kind, config: Config | None) -> None:
     """Raises PlanError naming the extra, or the library, to install when service `kind` cannot run here."""
     if missing := missing_parts(kind, config):
         raise PlanError(

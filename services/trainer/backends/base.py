@@ -7,6 +7,7 @@ call it with the same arguments, in the same order, and get the same result unle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -55,8 +56,11 @@ class Backend(Protocol):
         """
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write weights, optimizer, scheduler and RNG into an existing empty folder; durable when it returns."""
+    def save(self, directory: Path) -> Future[None]:
+        """Write weights, optimizer, scheduler and RNG, as they are now, into an existing empty folder.
+
+        The future ends once they are durable, or with OSError; it may run while further calls are made.
+        """
         ...
 
     def restore(self, directory: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Megat
     for seed in range(3):
         backend.step(ragged_batch(seed), policy_gradient)
     folder = tmp_path_factory.mktemp("checkpoint")
-    backend.save(folder)
+    backend.save(folder).result()
     return backend, folder
 
 
@@ -45,12 +46,12 @@ def test_a_disk_that_is_full_is_an_os_error_and_leaves_the_older_one(
     """C-07 with the real writers: a limit on the size of files stands for the end of the disk."""
     backend, _ = trained
     checkpoints = Checkpoints(tmp_path, keep_top_k=1, metric_name=None, higher_is_better=True)
-    checkpoints.save(1, {}, backend.save)
+    checkpoints.save(1, {}, backend.save)()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         with pytest.raises(CheckpointError, match=r"step 2 .*earlier checkpoints are intact") as caught:
-            checkpoints.save(2, {}, backend.save)
+            checkpoints.save(2, {}, backend.save)()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert isinstance(caught.value.__cause__, OSError)
@@ -59,16 +60,20 @@ def test_a_disk_that_is_full_is_an_os_error_and_leaves_the_older_one(
     backend.restore(checkpoints.all()[0].policy)
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_resuming_is_bit_exact(precision: str, tiny: Path, tmp_path: Path) -> None:
-    """C-03, C-04, C-08: losses, norms, rates, random numbers and weights of later steps."""
-    changes = {**WARM_UP, "policy.precision": precision}
+def test_resuming_is_bit_exact(precision: str, background: bool, tiny: Path, tmp_path: Path) -> None:
+    """C-03, C-04, C-08: losses, norms, rates, random numbers and weights of later steps, some of which are taken while
+    the checkpoint is being written."""
+    changes = {**WARM_UP, "policy.precision": precision, "checkpointing.async_save": background}
     backend = MegatronBackend(make_config(tiny, changes), tiny)
     for seed in range(5):
         backend.step(ragged_batch(seed), policy_gradient)
-    backend.save(tmp_path)
+    saving = backend.save(tmp_path)
+    assert background or saving.done()
     expected = [backend.step(ragged_batch(seed), policy_gradient) for seed in range(5, 10)]
     drawn = torch.rand(3)
+    saving.result()
 
     resumed = MegatronBackend(make_config(tiny, changes), tiny)
     torch.rand(7)
@@ -103,7 +108,7 @@ def test_saving_changes_nothing(tiny: Path, tmp_path: Path) -> None:
     saving, other = (MegatronBackend(make_config(tiny, WARM_UP), tiny) for _ in range(2))
     for seed in range(3):
         (tmp_path / str(seed)).mkdir()
-        saving.save(tmp_path / str(seed))
+        saving.save(tmp_path / str(seed)).result()
         assert (
             saving.step(ragged_batch(seed), policy_gradient).loss
             == other.step(ragged_batch(seed), policy_gradient).loss
@@ -137,6 +142,7 @@ def edit(file: Path) -> None:
         ("common.pt", Path.unlink, r"common\.pt is missing"),
         (".metadata", flip, r"\.metadata is damaged"),
         ("random_0.pt", cut, r"random_0\.pt has"),
+        ("model/config.json", Path.unlink, r"model/config\.json is missing"),
         ("manifest.json", Path.unlink, "not a complete checkpoint"),
         ("manifest.json", cut, r"manifest\.json is damaged"),
         ("manifest.json", edit, "has format 99"),
@@ -151,8 +157,7 @@ def test_damage_is_named_before_anything_changes(
     trained: tuple[MegatronBackend, Path],
 ) -> None:
     """C-07: a save that was interrupted has no manifest."""
-    for file in trained[1].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(trained[1], tmp_path, dirs_exist_ok=True)
     damage(tmp_path / name)
     backend = MegatronBackend(make_config(tiny, WARM_UP), tiny)
     before = weights_of(backend)

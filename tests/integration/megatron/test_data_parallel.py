@@ -51,12 +51,13 @@ def _save_log_probs(folder: Path, file: Path) -> None:
 
 
 def _save_middle(rank: int, folder: Path, out: Path) -> None:
-    """A checkpoint after one step, and the weights after two."""
-    backend = MegatronBackend(make_config(folder), folder)
+    """A checkpoint after one step, written while the second is taken, and the weights after that."""
+    backend = MegatronBackend(make_config(folder, {"checkpointing.async_save": True}), folder)
     backend.step(ragged_batch(0), policy_gradient)
     (out / "checkpoint").mkdir(exist_ok=True)
-    backend.save(out / "checkpoint")
+    saving = backend.save(out / "checkpoint")
     result = backend.step(ragged_batch(1), policy_gradient)
+    saving.result()
     torch.save({"result": vars(result), "weights": weights_of(backend)}, out / f"second_{rank}.pt")
 
 

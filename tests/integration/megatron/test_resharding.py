@@ -49,7 +49,7 @@ def run_chain(rank: int, folder: Path, out: Path, chain: list[dict[str, Any]]) -
         if rank == 0:
             (out / f"checkpoint_{number + 1}").mkdir()
         torch.distributed.barrier()
-        backend.save(out / f"checkpoint_{number + 1}")
+        backend.save(out / f"checkpoint_{number + 1}").result()
         torch.save({"result": vars(result), "weights": weights_of(backend)}, out / f"{number}_{rank}.pt")
         parallel_state.destroy_model_parallel()
 
@@ -65,7 +65,7 @@ def test_every_layout_takes_up_what_another_left(name: str, tmp_path: Path) -> N
     alone = MegatronBackend(make_config(folder, CHANGES), folder)
     alone.step(ragged_batch(0), policy_gradient)
     (tmp_path / "checkpoint_0").mkdir()
-    alone.save(tmp_path / "checkpoint_0")
+    alone.save(tmp_path / "checkpoint_0").result()
     chain = CHAINS[name]
     expected = follow(alone, range(1, len(chain) + 2))
     run_ranks(2, run_chain, folder, tmp_path, chain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from services.trainer.backends.base import Objective, StepResult
 from services.trainer.batch import Batch
 from services.trainer.ranks import Channel, Leader, follow
+from tests.unit.trainer.builders import ended
 
 
 class FakeBackend:
@@ -40,8 +42,9 @@ class FakeBackend:
             self._call(f"tensor {number}")
             yield f"tensor {number}", torch.zeros(1)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Future[None]:
         self._call(f"save {directory}")
+        return ended()
 
     def restore(self, directory: Path) -> None:
         self._call(f"restore {directory}")

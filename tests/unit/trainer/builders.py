@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,6 +17,13 @@ from trireme.contracts.ids import sample_id
 from trireme.contracts.v1 import sample_pb2
 
 TEMPERATURE = 0.7
+
+
+def ended() -> Future[None]:
+    """The future of a save that is done when it returns."""
+    future = Future[None]()
+    future.set_result(None)
+    return future
 
 
 def loss_config(**keys: Any) -> LossConfig:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +69,7 @@ class FakeBackend:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         raise AssertionError("the learner publishes nothing")
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Future[None]:
         raise AssertionError("the learner saves nothing")
 
     def restore(self, directory: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from services.trainer.assembly import Group, Member
 from services.trainer.batch import from_bytes
-from services.trainer.checkpoints import Checkpoints
+from services.trainer.checkpoints import CheckpointError, Checkpoints
 from services.trainer.collecting import DataExhausted
 from services.trainer.learning import Learned
 from services.trainer.loop import VALIDATION_ATTEMPTS, NonFiniteError, Parts, TrainingLoop
@@ -27,7 +27,7 @@ from services.trainer.publishing import PublishReport
 from services.trainer.recorders import JsonLines
 from services.trainer.server import LoopState
 from services.trainer.validation import NoServers, ValidationResult
-from tests.unit.trainer.builders import batch_of, sample
+from tests.unit.trainer.builders import batch_of, ended, sample
 from trireme.config import Config, load_config
 from trireme.registry import Kind, ServiceRecord
 
@@ -41,13 +41,15 @@ class FakeBackend:
 
     def __init__(self, events: list[str]) -> None:
         self.events, self.weight = events, 0.0
+        self.saves: list[Future[None]] = []
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", torch.tensor([self.weight])
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Future[None]:
         self.events.append("save")
         (directory / "weight").write_text(str(self.weight))
+        return self.saves.pop(0) if self.saves else ended()
 
     def restore(self, directory: Path) -> None:
         self.events.append("restore")
@@ -294,6 +296,39 @@ class TestValidationFailures:
         await life.run()
         assert life.events[-5:] == ["validate 3", "servers", "validate 3", "save", "export"]
         assert life.summary["heldout_after"] == 0.75
+
+
+class TestBackgroundSaves:
+    async def test_training_goes_on_and_the_end_waits_for_them(self, tmp_path: Path) -> None:
+        life, saving = Life(tmp_path, "checkpointing.async_save=true", "checkpointing.save_period=1"), Future[None]()
+        life.backend.saves = [saving]
+        task = asyncio.create_task(life.run())
+        while "publish 3" not in life.events:
+            await asyncio.sleep(0.01)
+        assert life.events.count("save") == 1 and life.checkpoints == ["unfinished_step_1"]
+        saving.set_result(None)
+        await asyncio.wait_for(task, PROMPTLY_S)
+        assert life.checkpoints == ["step_1", "step_2"] and life.events[-2:] == ["save", "export"]
+
+    async def test_one_that_failed_ends_the_run_at_the_next(self, tmp_path: Path) -> None:
+        life, failed = Life(tmp_path, "checkpointing.async_save=true", "checkpointing.save_period=1"), Future[None]()
+        failed.set_exception(OSError("no room"))
+        life.backend.saves = [failed]
+        with pytest.raises(CheckpointError, match="step 1 could not be written.*no room"):
+            await life.run()
+        assert life.checkpoints == [] and life.events.count("save") == 1
+
+    async def test_one_is_completed_whatever_ends_the_run(self, tmp_path: Path) -> None:
+        keys = ["checkpointing.async_save=true", "checkpointing.save_period=1", "trainer.max_nonfinite_steps=1"]
+        life, saving = Life(tmp_path, *keys), Future[None]()
+        life.backend.saves, life.learner.applied = [saving], [True, False]
+        task = asyncio.create_task(life.run())
+        while "learn 2" not in life.events:
+            await asyncio.sleep(0.01)
+        saving.set_result(None)
+        with pytest.raises(NonFiniteError):
+            await asyncio.wait_for(task, PROMPTLY_S)
+        assert life.checkpoints == ["step_1"]
 
 
 class TestNonFinite:

@@ -18,3 +18,6 @@ class CheckpointingConfig(Block):
     higher_is_better: bool = Field(True, description="Rank the largest value of the metric first.")
     keep_top_k: int | None = Field(3, ge=1, description="Number of checkpoints kept; null keeps all.")
     save_period: int = Field(10, ge=1, description="Steps between checkpoints.")
+    async_save: bool = Field(
+        False, description="Write checkpoints from a copy in host memory while training goes on (needs that memory)."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,6 +34,7 @@ class MegatronBackend:
         self.architecture = read_architecture(self.folder)
         self.chunks = reference.build_model(self.architecture, self.settings, self.folder)
         self.trainable = Trainable(self.chunks, self.settings)
+        self._saver = checkpoint.Saver(background=config.checkpointing.async_save)
         self._reference: list[PolicyModel] | None = None
         if config.loss_fn.reference_policy_kl_penalty:
             self._reference = reference.build_reference(self.architecture, self.settings, self.folder)
@@ -61,8 +63,8 @@ class MegatronBackend:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from convert.export(self.chunks, self.architecture, self.settings.publish_dtype)
 
-    def save(self, directory: Path) -> None:
-        checkpoint.save(directory, self.chunks, self.trainable, self.architecture)
+    def save(self, directory: Path) -> Future[None]:
+        return self._saver.save(directory, self.chunks, self.trainable, self.architecture, self.folder)
 
     def restore(self, directory: Path) -> None:
         checkpoint.restore(directory, self.chunks, self.trainable, self.architecture)

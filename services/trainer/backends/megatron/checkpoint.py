@@ -1,16 +1,13 @@
-"""Checkpoints in Megatron's distributed format: weights, optimizer, schedule and random states.
+"""Checkpoints in Megatron's distributed format: weights, optimizer, schedule, and a file of random states per rank.
 
-Beside Megatron's files lie one file of random states per rank and `manifest.json`: which model this is, and size and
-checksum of every file. It is written last, so a folder without it is not a checkpoint; it is checked in full before
-anything is loaded.
+What lies beside Megatron's files, and how a checkpoint is known to be whole, is in `manifest`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -29,65 +26,106 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint import save as save_sharded
 
-from services.trainer.backends.megatron import cpu
+from services.trainer.backends.megatron import cpu, manifest
 from services.trainer.backends.megatron.families import Architecture
 from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.optimizer import Trainable
 
-MANIFEST = "manifest.json"
-FORMAT = 1
 # Any number of ranks can read it, and 0.16.1 refuses its own default here. Megatron adds to the copy that it is given.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-# What must agree for weights to fit: a subset of the Hugging Face configuration.
-IDENTITY = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "tie_word_embeddings",
-    "num_experts",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
 
 
-class InProcessSave(TorchDistSaveShardedStrategy):
+class Writer(TorchDistSaveShardedStrategy):
     """Megatron's format written by this process: its own writer starts helper processes, which hang a script without
-    a `__main__` guard and cost seconds each time."""
+    a `__main__` guard and cost seconds each time.
 
-    def __init__(self) -> None:
+    Megatron's `save` only hands over what is to be written, as copies in host memory if `copy`; `write` writes it.
+    """
+
+    def __init__(self, copy: bool) -> None:
         super().__init__("torch_dist", 1)
+        self._copy = copy
+        self._state: dict[str, Any] = {}
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
-        writer = FileSystemWriter(checkpoint_dir, single_file_per_rank=True, sync_files=True)
+        if self._copy:
+            for part in (part for parts in state.values() for part in parts if isinstance(part, ShardedTensor)):
+                part.data = part.data.detach().to("cpu", copy=True)
+        self._state = mcore_to_pyt_state_dict(state, False)
+
+    def write(self, directory: Path, group: dist.ProcessGroup) -> None:
+        files = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        save_sharded(mcore_to_pyt_state_dict(state, False), storage_writer=writer, planner=planner)
+        save_sharded(self._state, storage_writer=files, planner=planner, process_group=group)
+        self._state = {}
 
 
-def save(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
-    """Write a checkpoint into an existing empty folder; on disk when it returns. Raises OSError when it cannot be."""
-    try:
-        with cpu.device_literals():
-            state = _sharded_state(chunks, trainable, is_loading=False)
-            dist_checkpointing.save(state, str(directory), sharded_strategy=InProcessSave())
-        _save_random(directory)
-    except (RuntimeError, CheckpointException) as error:  # PyTorch's words for a disk that is full, among others
-        raise OSError(str(error).strip().splitlines()[-1]) from error  # after the tracebacks of other ranks
-    dist.barrier()
-    if dist.get_rank() == 0:
-        _write_manifest(directory, architecture)
-    dist.barrier()
+class Saver:
+    """Writes checkpoints, one after another. background: from a copy, on a thread of its own, while training goes on.
+
+    Constructing and using it are collective.
+    """
+
+    def __init__(self, background: bool) -> None:
+        self._background = background
+        # What this sends must not meet the messages of the training that goes on.
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def save(
+        self,
+        directory: Path,
+        chunks: Sequence[PolicyModel],
+        trainable: Trainable,
+        architecture: Architecture,
+        model: Path,
+    ) -> Future[None]:
+        """Write the state as it is now into an existing empty folder, with the small files of folder `model`.
+
+        The future ends when all of it is on disk, or with OSError when that cannot be.
+        """
+        writer = Writer(copy=self._background)
+        try:
+            with cpu.device_literals():
+                state = _sharded_state(chunks, trainable, is_loading=False)
+                dist_checkpointing.save(state, str(directory), sharded_strategy=writer)
+        except RuntimeError as error:  # PyTorch's word for a disk that is full, among others
+            raise OSError(_reason(error)) from error
+        work = (directory, writer, _random_states(), architecture, model)
+        if self._background:
+            return self._thread.submit(self._complete, *work)
+        return _done(self._complete, *work)
+
+    def _complete(
+        self, directory: Path, writer: Writer, randoms: dict[str, Any], architecture: Architecture, model: Path
+    ) -> None:
+        """Files of all ranks first, then what makes a checkpoint of them."""
+        with self._together():
+            writer.write(directory, self._group)
+            torch.save(randoms, _random_file(directory))
+        with self._together():
+            if dist.get_rank() == 0:
+                manifest.seal(directory, architecture, model)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What fails on one rank fails on all of them, as an OSError."""
+        error: str | None = None
+        try:
+            yield
+        except (OSError, RuntimeError, CheckpointException) as caught:
+            error = _reason(caught)
+        errors: list[str | None] = [error] * dist.get_world_size()
+        if len(errors) > 1:
+            dist.all_gather_object(errors, error, group=self._group)
+        if found := [each for each in errors if each]:
+            raise OSError(found[0])
 
 
 def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
     """Load a checkpoint. Raises ValueError naming the folder and what is wrong, before anything has changed."""
-    manifest = _check(directory, architecture)
+    ranks = _check(directory, architecture)["ranks"]
     with cpu.device_literals():
         loaded = dist_checkpointing.load(_sharded_state(chunks, trainable, is_loading=True), str(directory))
         for index, chunk in enumerate(chunks):
@@ -95,7 +133,7 @@ def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable
         _load_optimizer(trainable, loaded)
     trainable.scheduler.num_steps = loaded["schedule"]["num_steps"]
     trainable.scheduler.step(0)
-    if manifest["ranks"] == dist.get_world_size():
+    if ranks == dist.get_world_size():
         _load_random(directory)
 
 
@@ -157,16 +195,15 @@ def _random_file(directory: Path) -> Path:
     return directory / f"random_{dist.get_rank()}.pt"
 
 
-def _save_random(directory: Path) -> None:
+def _random_states() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()
-    states = {
+    return {
         "torch": torch.get_rng_state(),
         "cuda": None if cpu.active() else torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
         "python": random.getstate(),
         "numpy": (kind, np.asarray(keys).tolist(), *rest),
     }
-    torch.save(states, _random_file(directory))
 
 
 def _load_random(directory: Path) -> None:
@@ -179,48 +216,12 @@ def _load_random(directory: Path) -> None:
     np.random.set_state(states["numpy"])
 
 
-def _identity(architecture: Architecture) -> dict[str, Any]:
-    return {"architecture": architecture.name, **{key: getattr(architecture.hf, key, None) for key in IDENTITY}}
-
-
-def _write_manifest(directory: Path, architecture: Architecture) -> None:
-    files = {path.name: _fingerprint(path) for path in sorted(directory.iterdir()) if path.is_file()}
-    manifest = {
-        "format": FORMAT,
-        "ranks": dist.get_world_size(),
-        "model": _identity(architecture),
-        "files": files,
-    }
-    for name in files:
-        _sync(directory / name)
-    path = directory / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1))
-    _sync(path)
-    _sync(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 24):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
-
-
 def _check(directory: Path, architecture: Architecture) -> dict[str, Any]:
     """The manifest, when it fits this model and every file fits it. Rank 0 reads the files, all ranks learn."""
     verdict: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            verdict = [_checked_manifest(directory, architecture)]
+            verdict = [manifest.checked(directory, architecture)]
         except ValueError as error:
             verdict = [str(error)]
     dist.broadcast_object_list(verdict, src=0)
@@ -229,35 +230,19 @@ def _check(directory: Path, architecture: Architecture) -> dict[str, Any]:
     return verdict[0]
 
 
-def _checked_manifest(directory: Path, architecture: Architecture) -> dict[str, Any]:
-    manifest = _read_manifest(directory)
-    ours, theirs = _identity(architecture), manifest["model"]
-    for key, value in ours.items():
-        if theirs.get(key) != value:
-            raise ValueError(f"checkpoint {directory} is of another model: its {key} is {theirs.get(key)}, not {value}")
-    for name, expected in manifest["files"].items():
-        _check_file(directory / name, expected)
-    return manifest
+def _reason(error: BaseException) -> str:
+    """The last line, which follows the tracebacks of other ranks."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else repr(error)
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{directory} is not a complete checkpoint: it has no {MANIFEST}")
+def _done(work: Callable[..., None], *arguments: Any) -> Future[None]:
+    """The future of work that is done when this returns."""
+    future = Future[None]()
     try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"checkpoint {directory}: {MANIFEST} is damaged ({error})") from error
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"checkpoint {directory} has format {manifest.get('format')}, this version reads {FORMAT}")
-    return manifest
-
-
-def _check_file(path: Path, expected: dict[str, Any]) -> None:
-    if not path.is_file():
-        raise ValueError(f"checkpoint {path.parent}: {path.name} is missing")
-    if path.stat().st_size != expected["bytes"]:
-        size = path.stat().st_size
-        raise ValueError(f"checkpoint {path.parent}: {path.name} has {size} bytes, not {expected['bytes']}")
-    if _fingerprint(path) != expected:
-        raise ValueError(f"checkpoint {path.parent}: {path.name} is damaged: its checksum differs")
+        work(*arguments)
+    except OSError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+    return future

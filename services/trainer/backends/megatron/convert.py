@@ -19,12 +19,21 @@ from torch import Tensor, nn
 from services.trainer.backends.megatron.families import Architecture
 from services.trainer.backends.megatron.folder import Folder
 from services.trainer.backends.megatron.model import PolicyModel
-from services.trainer.backends.megatron.rules import EXPERT, LAYER, Shapes, find_rule, pad_rows, shard, unshard
+from services.trainer.backends.megatron.rules import (
+    EMBEDDING,
+    EXPERT,
+    HEAD,
+    LAYER,
+    find_rule,
+    pad_rows,
+    shapes_of,
+    shard,
+    unshard,
+)
 
 # In some older folders, though they are computed and not weights.
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
 LOCAL_EXPERT = re.compile(r"\.experts\.(?:local_experts\.(\d+)\.(\w+\.\w+)|(\w+\.(?:weight|bias))(\d+))$")
-HEAD, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
@@ -43,11 +52,6 @@ class Share:
     @property
     def ranks(self) -> int:
         return self.group.size() if self.group else 1
-
-
-def shapes_of(architecture: Architecture) -> Shapes:
-    hf = architecture.hf
-    return Shapes(hf.num_attention_heads, hf.num_key_value_heads, architecture.head_dim)
 
 
 def named_parameters(chunks: Sequence[PolicyModel]) -> Iterator[tuple[str, nn.Parameter]]:

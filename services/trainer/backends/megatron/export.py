@@ -30,7 +30,7 @@ def export(tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, dt
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     try:
-        _copy_companions(source, beside)
+        copy_companions(source, beside)
         _write_config(source, beside, dtype)
         _write_weights(tensors, beside, dtype)
         _swap(beside, target)
@@ -38,9 +38,10 @@ def export(tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, dt
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _copy_companions(source: Path, folder: Path) -> None:
+def copy_companions(source: Path, folder: Path) -> None:
+    """Everything in a model folder but weights: configuration, tokenizer, licence."""
     for path in source.iterdir():
-        if path.is_file() and path.name != "config.json" and not path.name.endswith(WEIGHT_SUFFIXES):
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES):
             shutil.copyfile(path, folder / path.name)
 
 

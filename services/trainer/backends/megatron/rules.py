@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.trainer.backends.megatron.families import Architecture
+
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
+HEAD, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Shapes:
     heads: int
     kv_heads: int
     head_dim: int
+
+
+def shapes_of(architecture: Architecture) -> Shapes:
+    hf = architecture.hf
+    return Shapes(hf.num_attention_heads, hf.num_key_value_heads, architecture.head_dim)
 
 
 @dataclass(frozen=True)
