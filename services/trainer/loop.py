@@ -125,8 +125,7 @@ class TrainingLoop:
 
     async def _publish(self) -> dict[str, float]:
         self._state.phase = "publishing"
-        tensors = await self._on_compute(lambda: list(self._parts.backend.tensors()))
-        report = await self._parts.publisher.publish(tensors)
+        report = await self._parts.publisher.publish(self._parts.backend.tensors, self._compute)
         self._state.weight_version = report.version
         return report.metrics()
 
@@ -217,8 +216,7 @@ class TrainingLoop:
 
     async def _export(self, folder: Path) -> None:
         self._state.phase = "exporting"
-        tensors = await self._on_compute(lambda: list(self._parts.backend.tensors()))
-        await self._on_compute(self._parts.export, tensors, folder)
+        await self._on_compute(lambda: self._parts.export(self._parts.backend.tensors(), folder))
 
     def _check_finite(self, learned: Learned) -> None:
         if learned.applied is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import grpc
@@ -23,6 +24,8 @@ from trireme.weights.manifest import build
 
 log = logging.getLogger(__name__)
 
+# Gives (Hugging Face name, tensor) anew with each call, one at a time.
+Tensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
 # A server that is gone or slow: it, or its successor, catches up from the manifest.
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -68,14 +71,17 @@ class Publisher:
         self.version = version
         self._run, self._registry, self._transport = run, registry, transport
         self._timeout_s, self._in_flight = timeout_s, in_flight
+        self._known: weights_pb2.WeightManifest | None = None
 
-    async def publish(self, tensors: Iterable[tuple[str, Tensor]]) -> PublishReport:
-        """Publish `tensors` as the next version. Raises PublishError when servers exist and all refuse it.
+    async def publish(self, tensors: Tensors, compute: Executor | None = None) -> PublishReport:
+        """Publish what `tensors()` gives, called on `compute`, as the next version.
 
-        Those that cannot be reached are counted only: the prompts' minimum version keeps the step waiting for them.
+        Raises PublishError when servers exist and all refuse it. Those that cannot be reached are counted only: the
+        prompts' minimum version keeps the step waiting for them.
         """
         started = time.monotonic()
-        manifest = await asyncio.to_thread(self._offer, self.version + 1, tensors)
+        loop = asyncio.get_running_loop()
+        manifest = await loop.run_in_executor(compute, self._offer, self.version + 1, tensors)
         await self._registry.set_manifest(manifest.SerializeToString())
         self.version = manifest.version
         offered = time.monotonic()
@@ -85,9 +91,15 @@ class Publisher:
             raise PublishError(f"no rollout server took weight version {self.version}: {'; '.join(texts)}")
         return PublishReport(self.version, offered - started, time.monotonic() - offered, tuple(updated), texts)
 
-    def _offer(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> weights_pb2.WeightManifest:
-        named = list(tensors)
-        return self._transport.offer(build(version, self._run, named), named)
+    def _offer(self, version: int, tensors: Tensors) -> weights_pb2.WeightManifest:
+        """The model is never held a second time: room is made by the sizes that the first publish has seen, and bytes
+        go to it tensor by tensor."""
+        if self._known is None:
+            self._known = build(version, self._run, tensors())
+        manifest = weights_pb2.WeightManifest()
+        manifest.CopyFrom(self._known)
+        manifest.version = version
+        return self._transport.offer(manifest, tensors())
 
     async def _tell_servers(self, manifest: weights_pb2.WeightManifest) -> tuple[list[str], list[Failure]]:
         servers = await self._registry.list("rollout")

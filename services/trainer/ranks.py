@@ -76,7 +76,13 @@ class Leader:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         self._channel.announce(Call.TENSORS)
-        yield from self._backend.tensors()
+        tensors = self._backend.tensors()
+        try:
+            for pair in tensors:  # noqa: UP028 (it would end them too, where this is not exhausted)
+                yield pair
+        finally:
+            for _ in tensors:  # the followers go through all of them
+                pass
 
     def save(self, directory: Path) -> Future[None]:
         self._channel.announce(Call.SAVE, str(directory).encode())

@@ -34,7 +34,7 @@ from tests.integration.megatron.support import (
     relative,
 )
 
-LIMIT, SEQUENCES, BUDGET, ROUNDS = 256, 64, 1024, 3
+LIMIT, SEQUENCES, BUDGET, ROUNDS = 1024, 32, 4096, 3
 MODEL = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
 KEYS = {
     "policy.max_total_sequence_length": LIMIT,

@@ -25,10 +25,11 @@ class Transport(Protocol):
     """Moves versions. Methods block; call them outside an event loop."""
 
     def offer(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> WeightManifest:
-        """Make a version fetchable before returning, and give the manifest with its location filled in.
+        """Make a version fetchable before returning, and give the manifest with location and checksums filled in.
 
-        The tensors are copied: the caller may change them afterwards. The version before stays fetchable, older
-        ones do not. Raises WeightsError when there is no room; then nothing of the version is left behind.
+        The tensors are copied one by one: the caller may change them afterwards, and need not hold them all. The
+        version before stays fetchable, older ones do not. Raises WeightsError when there is no room, before the first
+        tensor is taken, or when they are not the manifest's; then nothing of the version is left behind.
         """
         ...
 

@@ -41,12 +41,11 @@ class AutoTransport:
         self._run, self._shm, self._grpc = run, shm, grpc
 
     def offer(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> WeightManifest:
-        named = list(tensors)
         try:
-            return self._shm.offer(manifest, named)
+            return self._shm.offer(manifest, tensors)
         except (NoRoomError, FileNotFoundError) as error:
             log.warning("shared memory cannot hold the weights, publishing over gRPC: %s", error)
-            return self._grpc.offer(manifest, named)
+            return self._grpc.offer(manifest, tensors)  # none was taken
 
     def stage(self, manifest: WeightManifest, timeout_s: float) -> Segment:
         return self._for(manifest).stage(manifest, timeout_s)

@@ -41,7 +41,7 @@ class WeightsError(RuntimeError):
 
 
 def build(version: int, run: str, tensors: Iterable[tuple[str, Tensor]]) -> WeightManifest:
-    """Describe `tensors` (Hugging Face name, tensor on any device) in the order given.
+    """Describe `tensors` (Hugging Face name, tensor on any device) in the order given, without keeping them.
 
     Raises WeightsError for a name that comes twice or a dtype that safetensors has no name for.
     """

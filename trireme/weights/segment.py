@@ -90,12 +90,19 @@ class Segment:
             view, start = view[written:], start + written
 
     def write_all(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Write every tensor. Raises WeightsError unless they are the manifest's, in its order."""
+        """Write every tensor and note its checksum. Raises WeightsError unless they are the manifest's, in its order,
+        of its dtypes and shapes."""
         index = -1
         for index, (name, tensor) in enumerate(tensors):
             if index >= len(self.manifest.tensors) or self.manifest.tensors[index].name != name:
                 raise WeightsError(f"tensor number {index} is {name!r}, which the manifest has not at this place")
-            self.write(index, 0, tensor_bytes(tensor))
+            info = self.manifest.tensors[index]
+            if (torch_dtype(info.dtype), tuple(info.shape)) != (tensor.dtype, tuple(tensor.shape)):
+                found = f"{tensor.dtype} {list(tensor.shape)}"
+                raise WeightsError(f"tensor {name!r} is {found}, the manifest says {info.dtype} {list(info.shape)}")
+            data = tensor_bytes(tensor)
+            self.write(index, 0, data)
+            info.checksum = checksum(data)
         if index + 1 != len(self.manifest.tensors):
             raise WeightsError(f"{index + 1} tensors for a manifest of {len(self.manifest.tensors)}")
 

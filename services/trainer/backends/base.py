@@ -50,10 +50,8 @@ class Backend(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy under Hugging Face names, one full tensor at a time, on CPU, in the publishing dtype.
-
-        Meaningful on rank 0; the other ranks must exhaust it too.
-        """
+        """The policy under Hugging Face names, one full tensor at a time, on CPU, in the publishing dtype; valid until
+        the next is asked for. Meaningful on rank 0; the other ranks must exhaust it too."""
         ...
 
     def save(self, directory: Path) -> Future[None]:

@@ -111,7 +111,9 @@ class FakePublisher:
     def __init__(self, events: list[str], version: int) -> None:
         self.events, self.version = events, version
 
-    async def publish(self, tensors: Iterable[tuple[str, Tensor]]) -> PublishReport:
+    async def publish(
+        self, tensors: Callable[[], Iterable[tuple[str, Tensor]]], compute: ThreadPoolExecutor
+    ) -> PublishReport:
         self.version += 1
         self.events.append(f"publish {self.version}")
         return PublishReport(self.version, 0.0, 0.0, ("rollout-0",), ())

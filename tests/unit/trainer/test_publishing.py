@@ -137,8 +137,8 @@ class TestPublishing:
         async with serving(*servicers) as addresses:
             registry = FakeRegistry(records(addresses))
             publishing = publisher(registry, transport, in_flight=in_flight)
-            report = await publishing.publish(iter(TENSORS))
-            await publishing.publish(TENSORS)
+            report = await publishing.publish(lambda: iter(TENSORS))
+            await publishing.publish(lambda: TENSORS)
         assert (report.version, report.updated, report.failed) == (5, ("rollout-0", "rollout-1"), ())
         assert list(transport.offered) == [5, 6] and publishing.version == registry.manifest.version == 6
         assert torch.equal(transport.offered[5][0][1], TENSORS[0][1])
@@ -152,7 +152,7 @@ class TestPublishing:
     async def test_servers_that_all_refuse_are_an_error(self) -> None:
         async with serving(FakeRollout(REFUSED), FakeRollout(grpc.StatusCode.INTERNAL)) as addresses:
             with pytest.raises(PublishError, match="no rollout server took weight version 5") as caught:
-                await publisher(FakeRegistry(records(addresses))).publish(TENSORS)
+                await publisher(FakeRegistry(records(addresses))).publish(lambda: TENSORS)
         assert f"rollout-0 at {addresses[0]}: FAILED_PRECONDITION: so it is" in str(caught.value)
         assert f"rollout-1 at {addresses[1]}: INTERNAL: so it is" in str(caught.value)
 
@@ -162,13 +162,13 @@ class TestPublishing:
         async with serving(FakeRollout(answer), FakeRollout(answer)) as addresses:
             registry = FakeRegistry(records(addresses))
             publishing = publisher(registry)
-            report = await publishing.publish(TENSORS)
+            report = await publishing.publish(lambda: TENSORS)
         assert report.updated == () and report.metrics()["train/weight_update_failures"] == 2
         assert [text.partition(": ")[2].partition(":")[0] for text in report.failed] == [answer.name] * 2
         assert report.version == publishing.version == registry.manifest.version == 5
 
     async def test_a_server_that_is_gone_cannot_be_reached(self, free_port: int) -> None:
-        report = await publisher(FakeRegistry(records([f"127.0.0.1:{free_port}"]))).publish(TENSORS)
+        report = await publisher(FakeRegistry(records([f"127.0.0.1:{free_port}"]))).publish(lambda: TENSORS)
         assert report.updated == () and len(report.failed) == 1
 
     @pytest.mark.parametrize("others", [None, UNAVAILABLE])
@@ -176,7 +176,7 @@ class TestPublishing:
         """Whoever took the weights, or is to come back, can do the work."""
         async with serving(FakeRollout(others), FakeRollout(REFUSED), FakeRollout()) as addresses:
             chosen = records(addresses) if others is None else records(addresses)[:2]
-            report = await publisher(FakeRegistry(chosen)).publish(TENSORS)
+            report = await publisher(FakeRegistry(chosen)).publish(lambda: TENSORS)
         assert report.updated == (("rollout-0", "rollout-2") if others is None else ())
         assert any(text.startswith(f"rollout-1 at {addresses[1]}: FAILED_PRECONDITION") for text in report.failed)
         assert len(report.failed) == len(chosen) - len(report.updated)
@@ -184,14 +184,14 @@ class TestPublishing:
     async def test_a_publish_with_nobody_there_is_complete(self) -> None:
         """A server that joins later finds the manifest."""
         registry = FakeRegistry()
-        report = await publisher(registry, version=0).publish(TENSORS)
+        report = await publisher(registry, version=0).publish(lambda: TENSORS)
         assert (report.version, registry.manifest.version, report.failed) == (1, 1, ())
 
     async def test_what_could_not_be_offered_is_no_version(self) -> None:
         registry = FakeRegistry()
         publishing = publisher(registry, FakeTransport(full=True))
         with pytest.raises(RuntimeError, match="no room"):
-            await publishing.publish(TENSORS)
+            await publishing.publish(lambda: TENSORS)
         assert publishing.version == 4 and registry.manifest.version == 0
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -119,6 +120,35 @@ def test_nothing_is_left_of_an_offer_that_fails(transport: ShmTransport, tensors
         transport.offer(build(1, RUN, tensors), tensors[1:])
     with pytest.raises(WeightsError, match="6 tensors for a manifest of 7"):
         transport.offer(build(1, RUN, tensors), tensors[:-1])
+    assert files(tmp_path) == []
+
+
+def test_one_tensor_at_a_time_is_held(transport: ShmTransport, tensors: Named) -> None:
+    """Of a model of any size; the checksums are those of what was written."""
+    alive, most = weakref.WeakSet[Tensor](), 0
+
+    def fresh() -> Iterator[tuple[str, Tensor]]:
+        nonlocal most
+        for name, tensor in tensors:
+            copy = tensor.clone()
+            alive.add(copy)
+            most = max(most, len(alive))
+            yield name, copy
+            del copy
+
+    manifest = build(1, RUN, fresh())
+    for info in manifest.tensors:
+        info.checksum = "of another version"
+    offered = transport.offer(manifest, fresh())
+    assert most <= 2
+    assert [info.checksum for info in offered.tensors] == [info.checksum for info in build(1, RUN, tensors).tensors]
+
+
+def test_a_tensor_of_another_shape_or_dtype_is_named(transport: ShmTransport, tensors: Named, tmp_path: Path) -> None:
+    (name, first), *rest = tensors
+    for other in (first[:1], first.double()):
+        with pytest.raises(WeightsError, match=f"tensor '{name}' is torch.*, the manifest says"):
+            transport.offer(build(1, RUN, tensors), [(name, other), *rest])
     assert files(tmp_path) == []
 
 
