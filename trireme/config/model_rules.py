@@ -20,6 +20,7 @@ SUPPORTED_ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "MixtralForCausalLM",
+    "Gemma3ForCausalLM",
 )
 SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

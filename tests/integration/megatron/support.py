@@ -6,12 +6,22 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from services.trainer.backends.base import StepResult
 from services.trainer.backends.megatron import distributed
@@ -36,6 +46,7 @@ CONFIGS = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
     "mixtral": MixtralConfig,
+    "gemma3": Gemma3TextConfig,
 }
 
 
@@ -43,8 +54,9 @@ def make_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
     """A Hugging Face folder with random weights, biases and norms (all far from their initial values)."""
     generator = torch.Generator().manual_seed(1)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](**{**LLAMA, **changes}), dtype=torch.float32)
+    gain = 0.0 if family == "gemma3" else 1.0  # of a norm: Gemma's add 1 to it
     for name, weight in model.named_parameters():
-        weight.data = torch.randn(weight.shape, generator=generator) * 0.2 + (1.0 if "norm" in name else 0.0)
+        weight.data = torch.randn(weight.shape, generator=generator) * 0.2 + (gain if "norm" in name else 0.0)
     model.save_pretrained(folder)
     return folder
 
@@ -149,12 +161,22 @@ def reference_log_probs(model: torch.nn.Module, batch: Batch, temperature: float
     return torch.cat(parts) * batch.loss_mask
 
 
-def reference_gradients(model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Of `policy_gradient` on the whole batch at once, by autograd through Hugging Face."""
+def reference_backward(model: torch.nn.Module, batch: Batch) -> None:
+    """The gradients of `policy_gradient` on the whole batch at once, by autograd through Hugging Face."""
     model.zero_grad()
     loss, _ = policy_gradient(reference_log_probs(model, batch), batch, batch.normalizer())
     loss.backward()
-    return {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def reference_gradients(model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Those of `reference_backward`, in place of the weights, under the names that these have in files (in memory,
+    experts are fused)."""
+    reference_backward(model, batch)
+    for weight in model.parameters():
+        weight.data, weight.grad = weight.grad, None
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
 
 
 def weights_of(backend: MegatronBackend) -> dict[str, Tensor]:

@@ -28,7 +28,15 @@ from tests.integration.megatron.support import (
 )
 from tests.integration.megatron.test_parity import SHAPES
 
-FAMILIES = ["tied, grouped queries", "all biases", "Qwen3", "Qwen3-MoE", "Qwen3-MoE with a dense layer", "Mixtral"]
+FAMILIES = [
+    "tied, grouped queries",
+    "all biases",
+    "Qwen3",
+    "Qwen3-MoE",
+    "Qwen3-MoE with a dense layer",
+    "Mixtral",
+    "Gemma-3",
+]
 
 
 def export(*arguments: str | Path) -> str:

@@ -22,6 +22,13 @@ from tests.integration.megatron.support import (
 )
 
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GEMMA = {
+    "family": "gemma3",
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 20,
+    "head_dim": 12,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tied, grouped queries": {},
     "untied, one KV head per query head": {"tie_word_embeddings": False, "num_key_value_heads": 6},
@@ -38,7 +45,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-MoE": {"family": "qwen3_moe", "head_dim": 16, **QWEN_EXPERTS},
     "Qwen3-MoE renormalised": {"family": "qwen3_moe", **QWEN_EXPERTS, "norm_topk_prob": True},
     "Qwen3-MoE with a dense layer": {"family": "qwen3_moe", **QWEN_EXPERTS, "mlp_only_layers": [1]},
-    "Mixtral": {"family": "mixtral", "num_local_experts": 4, "tie_word_embeddings": False},
+    "Mixtral": {"family": "mixtral", "head_dim": 12, "num_local_experts": 4, "tie_word_embeddings": False},
+    "Gemma-3": GEMMA,
+    "Gemma-3 with a window that nothing exceeds": {**GEMMA, "sliding_window": 64},
     "Qwen3 untied with biases": {"family": "qwen3", "attention_bias": True, "tie_word_embeddings": False},
 }
 
@@ -74,10 +83,16 @@ def test_log_probs_equal_hugging_face(shape: str, tmp_path: Path) -> None:
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_rope_scaling_beyond_the_original_length(scaling: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["tied, grouped queries", "Qwen2", "Qwen3", "Qwen3-MoE", "Mixtral", "Gemma-3"])
+def test_rope_scaling_beyond_the_original_length(shape: str, scaling: dict[str, Any], tmp_path: Path) -> None:
     """W-15"""
-    parameters = {"rope_theta": 10000.0, **scaling}
-    folder = make_model(tmp_path, rope_parameters=parameters, max_position_embeddings=512)
+    parameters: dict[str, Any] = {"rope_theta": 10000.0, **scaling}
+    if shape == "Gemma-3":  # of which only layers with full attention are scaled
+        if scaling["rope_type"] == "yarn":
+            pytest.skip("no Gemma-3 has it")
+        local = {"rope_type": "default", "rope_theta": 500.0}
+        parameters = {"full_attention": parameters, "sliding_attention": local}
+    folder = make_model(tmp_path, **SHAPES[shape], rope_parameters=parameters, max_position_embeddings=512)
     long = {"policy.max_total_sequence_length": 512}
     assert largest_error(folder, (200, [120, 7]), long) <= 1e-4
 
@@ -111,7 +126,7 @@ def test_qkv_rows_are_interleaved_by_group() -> None:
     assert all(torch.equal(a, b) for a, b in zip(split_qkv(joined, shapes), parts, strict=True))
 
 
-@pytest.mark.parametrize("shape", ["tied, grouped queries", "all biases", "Qwen3", "Qwen3-MoE", "Mixtral"])
+@pytest.mark.parametrize("shape", ["tied, grouped queries", "all biases", "Qwen3", "Qwen3-MoE", "Mixtral", "Gemma-3"])
 def test_tensors_are_bit_equal_to_the_folder(shape: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path, **SHAPES[shape])
     source = load_file(folder / "model.safetensors")

@@ -22,11 +22,13 @@ from tests.integration.megatron.support import (
     one_step,
     policy_gradient,
     ragged_batch,
+    reference_backward,
     reference_gradients,
     reference_log_probs,
     relative,
     weights_of,
 )
+from tests.integration.megatron.test_parity import SHAPES
 
 SIZES: dict[str, dict[str, Any]] = {
     "all in one": {"policy.sequence_packing.train_mb_tokens": 4096},
@@ -43,22 +45,22 @@ def step_once(folder: Path, changes: dict[str, Any] | None = None) -> tuple[Mega
     return backend, backend.step(ragged_batch(), policy_gradient)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {},
-        {"tie_word_embeddings": False, "head_dim": 12},
-        {"attention_bias": True, "mlp_bias": True},
-        {"family": "qwen3"},
-    ],
-    ids=["tied", "untied", "biases", "qwen3"],
-)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False, "head_dim": 12},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    **{name: SHAPES[name] for name in ("Qwen2", "Qwen3", "Qwen3-MoE renormalised", "Mixtral", "Gemma-3")},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", ["all in one", "24 tokens"])
-def test_gradients_equal_autograd_through_hugging_face(shape: dict[str, Any], size: str, tmp_path: Path) -> None:
-    """L-03"""
-    folder = make_model(tmp_path, **shape)
+def test_gradients_equal_autograd_through_hugging_face(family: str, size: str, tmp_path: Path) -> None:
+    """L-03; M-10: those of a router that is trained, too."""
+    folder = make_model(tmp_path, **FAMILIES[family])
     before = load_file(folder / "model.safetensors")
-    result, after = one_step(folder, ragged_batch(), {**PLAIN_GRADIENT, **SIZES[size]})
+    changes = {**PLAIN_GRADIENT, **SIZES[size], "policy.megatron_cfg.freeze_moe_router": False}
+    result, after = one_step(folder, ragged_batch(), changes)
     expected = reference_gradients(load_reference(folder), ragged_batch())
     for name, gradient in expected.items():
         assert relative(before[name] - after[name], gradient) <= 2e-5, name
@@ -95,7 +97,7 @@ def test_a_step_equals_adamw_on_hugging_face(tiny: Path) -> None:
     optimizer = torch.optim.AdamW(groups, lr=rate, eps=1e-8)
     for seed in range(3):
         result = backend.step(ragged_batch(seed), policy_gradient)
-        reference_gradients(model, ragged_batch(seed))
+        reference_backward(model, ragged_batch(seed))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         assert result.learning_rate == pytest.approx(rate)

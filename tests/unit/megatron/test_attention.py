@@ -38,12 +38,13 @@ LAYOUTS: dict[str, list[Segment]] = {
 }
 
 
-def expected(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment]) -> Tensor:
+def expected(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], window: int | None) -> Tensor:
     rows = []
     for segment in segments:
         for place in range(segment.start, segment.start + segment.length):
             seen = [*range(segment.prefix_start, segment.prefix_start + segment.prefix_length)]
             seen += range(segment.start, place + 1)
+            seen = seen[-(window or len(seen)) :]
             for head in range(HEADS):
                 keys, values = k[seen, head // 3], v[seen, head // 3]
                 weights = (keys @ q[place, head] / math.sqrt(WIDTH)).softmax(0)
@@ -58,17 +59,20 @@ def inputs(count: int) -> tuple[list[Tensor], Angles, Tensor]:
     return tensors, Angles(angles.cos(), angles.sin()), torch.randn(count, HEADS * WIDTH, generator=generator)
 
 
+@pytest.mark.parametrize("window", [None, 1, 4, 700])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_outputs_and_gradients(name: str) -> None:
+def test_outputs_and_gradients(name: str, window: int | None) -> None:
+    """window: how many tokens each query sees, those of its prefix among them."""
     segments = LAYOUTS[name]
     count = sum(segment.length for segment in segments)
     tensors, angles, grad = inputs(count)
     ours = [tensor.clone().requires_grad_() for tensor in tensors]
-    params = PlannedSeqParams(plan=make_plan(segments), angles=angles)
-    out = PlannedAttention(SimpleNamespace(kv_channels=WIDTH))(*ours, packed_seq_params=params)
+    params = PlannedSeqParams(plan=make_plan(segments, window=window), angles=angles, window_angles=angles)
+    attention = PlannedAttention(SimpleNamespace(kv_channels=WIDTH), windowed=window is not None)
+    out = attention(*ours, packed_seq_params=params)
     theirs = [tensor.double().requires_grad_() for tensor in tensors]
     wide = Angles(angles.cos.double(), angles.sin.double())
-    reference = expected(rotate(theirs[0], wide), rotate(theirs[1], wide), theirs[2], segments)
+    reference = expected(rotate(theirs[0], wide), rotate(theirs[1], wide), theirs[2], segments, window)
     assert float((out - reference).abs().max()) <= 1e-5
     wanted = torch.autograd.grad(reference, theirs, grad.double())
     for a, b in zip(torch.autograd.grad(out, ours, grad), wanted, strict=True):

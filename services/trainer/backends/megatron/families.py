@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"
 # Scalings that do not depend on the length of the sequence at hand.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -34,14 +35,32 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Attention to the last `size` tokens only, itself included, in the layers that have a 1 here."""
+
+    size: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A supported Hugging Face model: its configuration object and what Megatron needs beside it."""
+    """A supported Hugging Face model: its configuration object and what Megatron needs beside it.
+
+    centred_norms: norms multiply by 1 + weight. post_norms: attention and MLP are normalised once more before they are
+    added to the residual. softmax_scale: None for 1 / sqrt(head_dim).
+    """
 
     name: str
     hf: Any
     biases: Biases
     qk_norm: bool = False
     experts: Experts | None = None
+    activation: str = SILU
+    centred_norms: bool = False
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    softmax_scale: float | None = None
+    window: Window | None = None
 
     @property
     def head_dim(self) -> int:
@@ -81,12 +100,32 @@ def _mixtral(name: str, hf: Any) -> Architecture:
     return Architecture(name, hf, Biases(), experts=experts)
 
 
+def _gemma3(name: str, hf: Any) -> Architecture:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "attention_bias"):
+        if getattr(hf, key):
+            raise ValueError(f"{name}: {key}={getattr(hf, key)} is not supported; unset it")
+    windowed = tuple(int(kind == "sliding_attention") for kind in hf.layer_types)
+    return Architecture(
+        name,
+        hf,
+        Biases(),
+        qk_norm=True,
+        activation=GELU_TANH,
+        centred_norms=True,
+        post_norms=True,
+        embedding_scale=hf.hidden_size**0.5,
+        softmax_scale=hf.query_pre_attn_scalar**-0.5,
+        window=Window(hf.sliding_window, windowed) if any(windowed) else None,
+    )
+
+
 FAMILIES: dict[str, Callable[[str, Any], Architecture]] = {
     "LlamaForCausalLM": _llama,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,
+    "Gemma3ForCausalLM": _gemma3,
 }
 
 
@@ -101,15 +140,24 @@ def read_architecture(folder: Path) -> Architecture:
     from transformers import AutoConfig
 
     hf = AutoConfig.from_pretrained(folder)
-    _refuse_unsupported(file, hf)
-    return FAMILIES[names[0]](names[0], hf)
+    architecture = FAMILIES[names[0]](names[0], hf)
+    _refuse_unsupported(file, hf, architecture.activation)
+    return architecture
 
 
-def _refuse_unsupported(file: Path, hf: Any) -> None:
-    if hf.hidden_act != "silu":
-        raise ValueError(f"{file}: hidden_act={hf.hidden_act!r} is not supported; supported is silu")
-    if hf.rope_parameters["rope_type"] not in ROPE_TYPES:
-        kinds = ", ".join(ROPE_TYPES)
-        raise ValueError(f"{file}: rope_type={hf.rope_parameters['rope_type']!r} is not supported; supported: {kinds}")
+def _refuse_unsupported(file: Path, hf: Any, activation: str) -> None:
+    key = "hidden_activation" if hasattr(hf, "hidden_activation") else "hidden_act"
+    if getattr(hf, key) != activation:
+        raise ValueError(f"{file}: {key}={getattr(hf, key)!r} is not supported; supported is {activation}")
+    for kind in rope_types(hf):
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"{file}: rope_type={kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     if getattr(hf, "use_sliding_window", False) or (hf.model_type == "mixtral" and hf.sliding_window):
         raise ValueError(f"{file}: sliding-window attention is not supported; unset sliding_window")
+
+
+def rope_types(hf: Any) -> list[str]:
+    """Of the rotary embeddings: one, or one for each kind of layer."""
+    parameters = hf.rope_parameters
+    each = [parameters] if "rope_type" in parameters else parameters.values()
+    return [one["rope_type"] for one in each]

@@ -26,22 +26,25 @@ from torch import Tensor, nn
 
 from services.trainer.backends.megatron import cpu
 from services.trainer.backends.megatron.attention import PlannedAttention
-from services.trainer.backends.megatron.families import Architecture, Biases
+from services.trainer.backends.megatron.families import GELU_TANH, SILU, Architecture
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm in float32; under sequence parallelism Megatron sums its gradient over the ranks."""
+    """Root-mean-square norm in float32, times weight (1 + weight where the configuration centres gains at zero); under
+    sequence parallelism Megatron sums its gradient over the ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.centred = eps, config.layernorm_zero_centered_gamma
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            return _RMSNorm.apply(x, self.weight, self.eps)
+            return _RMSNorm.apply(x, self.weight + 1 if self.centred else self.weight, self.eps)
         wide = x.float()
+        if self.centred:  # rounded once, as these models do it
+            return _RMSNorm.apply(wide, self.weight.float() + 1, self.eps).to(x.dtype)
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
@@ -65,12 +68,25 @@ class _RMSNorm(torch.autograd.Function):
         return (grad * weight).mul_(scale).addcmul_(x, along), grad_weight, None
 
 
+# Where Megatron would place Transformer Engine's.
 class SwiGLU(MegatronModule):
-    """silu(gate) * up of [..., gate | up], where Megatron would place Transformer Engine's."""
+    """silu(gate) * up of [..., gate | up]."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         return nn.functional.silu(gate) * up
+
+
+class GeGLU(MegatronModule):
+    """gelu(gate) * up of [..., gate | up], in the tanh approximation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return nn.functional.gelu(gate, approximate="tanh") * up
+
+
+# Megatron's name of an activation, and the module here.
+ACTIVATIONS = {SILU: (nn.functional.silu, SwiGLU), GELU_TANH: (nn.functional.gelu, GeGLU)}
 
 
 # Megatron has one switch for the biases of attention and MLP: where only one has them, the other is built of these.
@@ -88,14 +104,25 @@ class UnbiasedRow(RowParallelLinear):
         super().__init__(*args, **{**kwargs, "bias": False})
 
 
+class NormedRow(UnbiasedRow):
+    """A row-parallel linear layer whose result is normalised."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        self.post_layernorm = RMSNorm(config, output_size, config.layernorm_epsilon)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        result, bias = super().forward(x)
+        return self.post_layernorm(result), bias
+
+
 def block_spec(config: TransformerConfig, architecture: Architecture, stage: int | None) -> Any:
     """What Megatron's transformer block is built from on this machine. stage: of a virtual pipeline."""
     if not cpu.active():
         return _transformer_engine_spec(config, architecture, stage)
     first = get_transformer_layer_offset(config, vp_stage=stage)
     own = range(first, first + get_num_layers_to_build(config, vp_stage=stage))
-    experts = architecture.experts
-    layers = [_local_layer(config, architecture.biases, bool(experts and experts.layers[layer])) for layer in own]
+    layers = [_local_layer(config, architecture, layer) for layer in own]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 
 
@@ -104,36 +131,53 @@ def _transformer_engine_spec(config: TransformerConfig, architecture: Architectu
 
     if architecture.biases.projection != architecture.biases.mlp:
         raise ValueError("attention_bias and mlp_bias must agree with Transformer Engine")
+    if architecture.post_norms:
+        raise ValueError(f"{architecture.name} is not supported with Transformer Engine, only on a CPU")
     return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
 
 
-def _local_layer(config: TransformerConfig, biases: Biases, sparse: bool) -> ModuleSpec:
+def _local_layer(config: TransformerConfig, architecture: Architecture, layer: int) -> ModuleSpec:
+    experts = architecture.experts
     submodules = TransformerLayerSubmodules(
         input_layernorm=RMSNorm,
-        self_attention=_self_attention(config, biases),
+        self_attention=_self_attention(config, architecture, layer),
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=RMSNorm,
-        mlp=_experts() if sparse else _mlp(biases),
+        mlp=_experts() if experts and experts.layers[layer] else _mlp(architecture),
         mlp_bda=get_bias_dropout_add,
     )
     return ModuleSpec(module=TransformerLayer, submodules=submodules)
 
 
-def _self_attention(config: TransformerConfig, biases: Biases) -> ModuleSpec:
+def _self_attention(config: TransformerConfig, architecture: Architecture, layer: int) -> ModuleSpec:
     norm = RMSNorm if config.qk_layernorm else IdentityOp
+    windowed = architecture.window is not None and bool(architecture.window.layers[layer])
     submodules = SelfAttentionSubmodules(
-        linear_qkv=ColumnParallelLinear if biases.qkv else UnbiasedColumn,
-        core_attention=PlannedAttention,
-        linear_proj=RowParallelLinear if biases.projection else UnbiasedRow,
+        linear_qkv=_column(architecture.biases.qkv),
+        core_attention=ModuleSpec(module=PlannedAttention, params={"windowed": windowed}),
+        linear_proj=_row(architecture, architecture.biases.projection),
         q_layernorm=norm,
         k_layernorm=norm,
     )
     return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
 
 
-def _mlp(biases: Biases) -> ModuleSpec:
-    column, row = (ColumnParallelLinear, RowParallelLinear) if biases.mlp else (UnbiasedColumn, UnbiasedRow)
-    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row, activation_func=SwiGLU))
+def _column(bias: bool) -> type:
+    return ColumnParallelLinear if bias else UnbiasedColumn
+
+
+def _row(architecture: Architecture, bias: bool) -> type:
+    if architecture.post_norms:
+        return NormedRow
+    return RowParallelLinear if bias else UnbiasedRow
+
+
+def _mlp(architecture: Architecture) -> ModuleSpec:
+    column, row = _column(architecture.biases.mlp), _row(architecture, architecture.biases.mlp)
+    activation = ACTIVATIONS[architecture.activation][1]
+    return ModuleSpec(
+        module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row, activation_func=activation)
+    )
 
 
 def _experts() -> ModuleSpec:

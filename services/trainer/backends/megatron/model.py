@@ -39,7 +39,9 @@ def transformer_config(architecture: Architecture, settings: Settings) -> Transf
         normalization="RMSNorm",
         qk_layernorm=architecture.qk_norm,
         gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
+        activation_func=layers.ACTIVATIONS[architecture.activation][0],
+        layernorm_zero_centered_gamma=architecture.centred_norms,
+        softmax_scale=architecture.softmax_scale,
         add_bias_linear=architecture.biases.projection or architecture.biases.mlp,
         add_qkv_bias=architecture.biases.qkv,
         # Policy gradients compare log-probs of two passes: dropout would tell them apart.
@@ -121,8 +123,14 @@ class PolicyModel(GPTModel):
             position_embedding_type="none" if cpu.active() else "rope",
         )
         self.vocab_size = architecture.hf.vocab_size  # without the padding
+        self.window = architecture.window.size if architecture.window else None
+        if self.pre_process and architecture.embedding_scale != 1:
+            # Rounded to the weights' precision, as Hugging Face does it.
+            scale = torch.tensor(architecture.embedding_scale).to(config.params_dtype).item()
+            self.embedding.register_forward_hook(lambda module, args, output: output * scale)
         inv_freq, self.rope_scale = _rope(architecture.hf)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("window_inv_freq", _window_rope(architecture), persistent=False)
         if not cpu.active():
             self._replace_frequencies(inv_freq)
 
@@ -153,22 +161,41 @@ class PolicyModel(GPTModel):
         }
         if not cpu.active():
             return PackedSeqParams(**common)
+        positions = layout.positions[part.rows]
         return PlannedSeqParams(
             **common,
-            plan=make_plan(part.pieces, part.where),
-            angles=self._angles(layout.positions[part.rows]),
+            plan=make_plan(part.pieces, part.where, self.window),
+            angles=self._angles(positions, self.inv_freq),
+            window_angles=None if self.window is None else self._angles(positions, self.window_inv_freq),
             group=parallel_state.get_context_parallel_group(),
         )
 
-    def _angles(self, positions: Tensor) -> Angles:
-        angles = (positions[:, None].float() * self.inv_freq)[:, None]
+    def _angles(self, positions: Tensor, inv_freq: Tensor) -> Angles:
+        angles = (positions[:, None].float() * inv_freq)[:, None]
         scale, dtype = self.rope_scale, self.config.params_dtype
         return Angles((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
 
 
 def _rope(hf: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [D/2] and the factor on cos and sin, from Hugging Face's own code."""
+    """Inverse frequencies [D/2] and the factor on cos and sin, from Hugging Face's own code; where kinds of layers have
+    their own, those of full attention."""
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    if "rope_type" not in hf.rope_parameters:
+        rotary = Gemma3RotaryEmbedding(hf)
+        return rotary.full_attention_inv_freq.float(), float(rotary.full_attention_attention_scaling)
     rotary = LlamaRotaryEmbedding(hf)
     return rotary.inv_freq.float(), float(rotary.attention_scaling)
+
+
+def _window_rope(architecture: Architecture) -> Tensor | None:
+    """Inverse frequencies [D/2] of the layers with sliding-window attention; None without any."""
+    if architecture.window is None:
+        return None
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    rotary = Gemma3RotaryEmbedding(architecture.hf)
+    if rotary.sliding_attention_attention_scaling != 1:
+        raise ValueError("rope scaling with a factor on cos and sin is not supported in sliding-window layers")
+    return rotary.sliding_attention_inv_freq.float()

@@ -76,7 +76,7 @@ def _qkv(kind: str) -> Rule:
 
 _ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
 _INPUT_NORM = _same("model.layers.{layer}.input_layernorm.weight")
-_MLP_NORM = _same("model.layers.{layer}.post_attention_layernorm.weight")
+_MLP_NORM = _same("model.layers.{layer}.post_attention_layernorm.weight")  # named after what it follows
 
 MODEL = {
     "embedding.word_embeddings.weight": _same("model.embed_tokens.weight"),
@@ -114,6 +114,12 @@ def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Rule]:
 
 
 DENSE = MODEL | ATTENTION | MLP
+# A norm on either side of the MLP, and one behind the attention.
+POST_NORMS = {
+    "self_attention.linear_proj.post_layernorm.weight": _MLP_NORM,
+    "pre_mlp_layernorm.weight": _same("model.layers.{layer}.pre_feedforward_layernorm.weight"),
+    "mlp.linear_fc2.post_layernorm.weight": _same("model.layers.{layer}.post_feedforward_layernorm.weight"),
+}
 # Each architecture has a subset of these.
 TABLES: dict[str, dict[str, Rule]] = {
     "LlamaForCausalLM": DENSE,
@@ -121,6 +127,7 @@ TABLES: dict[str, dict[str, Rule]] = {
     "Qwen3ForCausalLM": DENSE,
     "Qwen3MoeForCausalLM": DENSE | _experts("mlp", "gate_proj", "up_proj", "down_proj"),
     "MixtralForCausalLM": MODEL | ATTENTION | _experts("block_sparse_moe", "w1", "w3", "w2"),
+    "Gemma3ForCausalLM": DENSE | POST_NORMS,
 }
 
 
