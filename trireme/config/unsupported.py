@@ -40,6 +40,10 @@ TABLE: tuple[Unsupported, ...] = (
     Unsupported("grpo.max_rollout_turns", _above_one, "1"),
     Unsupported("policy.dtensor_cfg.enabled", _on, "false, with policy.megatron_cfg.enabled=true"),
     Unsupported(f"{MEGATRON}.distributed_data_parallel_config.use_custom_fsdp", _on, "false"),
+    # Their gradients would have to be scaled to a loss that is divided by the whole batch's tokens beforehand.
+    Unsupported(f"{MEGATRON}.moe_router_load_balancing_type", lambda value: value != "none", "none"),
+    Unsupported(f"{MEGATRON}.moe_aux_loss_coeff", _on, "0"),
+    Unsupported(f"{MEGATRON}.moe_router_bias_update_rate", _on, "0"),
     Unsupported("policy.precision", lambda value: value == "float16", "bfloat16 or float32"),
     Unsupported(f"{VLLM}.tensor_parallel_size", _above_one, "1, with more rollout.replicas"),
     Unsupported(f"{VLLM}.pipeline_parallel_size", _above_one, "1, with more rollout.replicas"),

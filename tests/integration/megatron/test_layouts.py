@@ -5,7 +5,7 @@ All layouts of one size run in the same processes, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from services.trainer.backends.base import StepResult
 from services.trainer.backends.megatron import distributed
 from services.trainer.backends.megatron.backend import MegatronBackend
+from services.trainer.batch import Batch
 from tests.integration.megatron.support import (
     PLAIN_GRADIENT,
     make_config,
@@ -146,8 +147,15 @@ def run_cases(rank: int, models: Path, out: Path, ranks: int) -> None:
         saved: dict[str, Any] = {"loaded": weights_of(backend), "log_probs": backend.log_probs(ragged_batch())}
         saved["result"] = vars(backend.step(ragged_batch(), policy_gradient))
         saved["weights"] = weights_of(backend)
+        saved["of nothing"] = vars(backend.step(nothing_trained(), policy_gradient))
+        saved["weights after nothing"] = weights_of(backend)
         torch.save(saved, out / f"{number}_{rank}.pt")
         parallel_state.destroy_model_parallel()
+
+
+def nothing_trained() -> Batch:
+    batch = ragged_batch()
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +187,7 @@ def alone(models: Path) -> dict[str, tuple[StepResult, dict[str, Tensor]]]:
 def test_equals_one_process(
     case: Case, models: Path, outcomes: Path, alone: dict[str, tuple[StepResult, dict[str, Tensor]]]
 ) -> None:
-    """L-03, L-06, M-03, M-04, M-05, M-07, K-06, W-09, W-11, W-13"""
+    """L-03, L-06, M-03, M-04, M-05, M-07, K-06, K-08, W-09, W-11, W-13"""
     expected, weights = alone[case.model]
     source = load_file(folder_of(models, case.model) / "model.safetensors")
     for rank in range(case.ranks):
@@ -193,3 +201,13 @@ def test_equals_one_process(
         assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
         assert of_the_batch(result.metrics) == pytest.approx(of_the_batch(expected.metrics), rel=1e-5)
         assert all(relative(saved["weights"][name], weights[name]) <= 1e-5 for name in weights)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_with_nothing_to_train_on_goes_through_every_stage(case: Case, outcomes: Path) -> None:
+    """L-02, K-13, M-09: no gradient on any rank, no division by zero, no rank left waiting, nothing moves."""
+    for rank in range(case.ranks):
+        saved = torch.load(outcomes / f"{CASES.index(case)}_{rank}.pt", weights_only=True)
+        assert (saved["of nothing"]["loss"], saved["of nothing"]["grad_norm"]) == (0.0, 0.0)
+        before, after = saved["weights"], saved["weights after nothing"]
+        assert all(torch.equal(after[name], before[name]) for name in before)

@@ -133,6 +133,22 @@ def test_bfloat16_weights_have_float32_masters(tiny: Path) -> None:
     assert 3e-3 <= float(moved.max()) <= 3e-2
 
 
+def test_clipping_acts_on_what_updates_the_masters(tiny: Path) -> None:
+    """M-06: of bfloat16 weights, it is the float32 copies of their gradients that have to be clipped."""
+    changes = {**PLAIN_GRADIENT, "policy.precision": "bfloat16", "policy.max_grad_norm": 0.1}
+    backend = MegatronBackend(make_config(tiny, changes), tiny)
+    before = masters(backend)
+    result = backend.step(ragged_batch(), policy_gradient)
+    moved = torch.cat([(new - old).flatten() for new, old in zip(masters(backend), before, strict=True)])
+    assert result.grad_norm > 1
+    assert float(moved.norm()) == pytest.approx(0.1, rel=1e-3)
+
+
+def masters(backend: MegatronBackend) -> list[Tensor]:
+    groups = [group for part in backend.trainable.parts() for group in part.shard_fp32_from_float16_groups]
+    return [master.detach().clone() for group in groups for master in group]
+
+
 def test_warm_up_and_decay(tiny: Path) -> None:
     """C-08, C-09"""
     changes = {

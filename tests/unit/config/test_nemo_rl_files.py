@@ -139,3 +139,14 @@ def test_the_smallest_configuration_reports_nothing(tmp_path: Path) -> None:
     path = tmp_path / "smallest.yaml"
     path.write_text(yaml.safe_dump(SMALLEST))
     assert load(path).notices == ()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["moe_router_load_balancing_type=aux_loss", "moe_aux_loss_coeff=0.01", "moe_router_bias_update_rate=0.1"],
+)
+def test_balancing_losses_are_refused(override: str) -> None:
+    """M-10: one whose scale depended on the layout would change the policy in silence."""
+    key, _, value = override.partition("=")
+    (problem,) = [text for text in problems(f"policy.megatron_cfg.{override}") if "is not yet supported" in text]
+    assert f"policy.megatron_cfg.{key}={value}" in problem

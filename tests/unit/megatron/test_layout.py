@@ -100,3 +100,14 @@ def test_a_batch_without_trained_tokens_is_one_token() -> None:
     """K-13"""
     made = layout.plain(make([(3, [[False, False]])]))
     assert (len(made), len(made.predictors)) == (1, 0)
+
+
+def test_padding_is_a_segment_of_its_own_at_the_end() -> None:
+    """K-03, K-04, K-06: sequences of 5 and 3 in a bin of 16 keep their places, their positions, and what they see."""
+    batch = make([(2, [[True] * 4]), (1, [[True] * 3])])  # of which the last tokens predict nothing
+    made, padded = layout.plain(batch), layout.plain(batch).padded(16)
+    assert [(segment.start, segment.length) for segment in padded.segments] == [(0, 5), (5, 3), (8, 8)]
+    assert padded.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, *range(8)]
+    assert padded.predictors.max() < 8 and torch.equal(padded.predictors, made.predictors)
+    for place in range(8):
+        assert seen_by(padded, place) == seen_by(made, place)

@@ -83,7 +83,6 @@ def transformer_config(architecture: Architecture, settings: Settings) -> Transf
 
 def _experts(experts: Experts, settings: Settings) -> dict[str, Any]:
     """A mixture of experts as Megatron's options."""
-    router = settings.router
     return {
         "num_moe_experts": experts.count,
         "moe_router_topk": experts.chosen,
@@ -91,11 +90,8 @@ def _experts(experts: Experts, settings: Settings) -> dict[str, Any]:
         "moe_layer_freq": list(experts.layers),
         # Softmax over the chosen, or over all of which the chosen are then not renormalised.
         "moe_router_pre_softmax": not experts.renormalise,
-        "moe_router_dtype": router.dtype,
-        "moe_router_load_balancing_type": router.load_balancing,
-        "moe_aux_loss_coeff": router.balance_coefficient,
-        "moe_router_bias_update_rate": router.bias_update_rate,
-        "moe_router_enable_expert_bias": router.bias_update_rate > 0,
+        "moe_router_dtype": settings.router.dtype,
+        "moe_router_load_balancing_type": "none",
         "expert_model_parallel_size": settings.parallel.expert,
         "expert_tensor_parallel_size": settings.parallel.expert_tensor,
         "moe_grouped_gemm": not cpu.active(),

@@ -47,9 +47,6 @@ class Router:
 
     frozen: bool
     dtype: str | None
-    load_balancing: str
-    balance_coefficient: float
-    bias_update_rate: float
 
 
 @dataclass(frozen=True)
@@ -106,13 +103,7 @@ def from_config(config: Config) -> Settings:
         ddp=megatron.distributed_data_parallel_config,
         rope_fusion=megatron.apply_rope_fusion,
         parallel=parallelism(megatron),
-        router=Router(
-            megatron.freeze_moe_router,
-            megatron.moe_router_dtype,
-            megatron.moe_router_load_balancing_type,
-            megatron.moe_aux_loss_coeff,
-            megatron.moe_router_bias_update_rate,
-        ),
+        router=Router(megatron.freeze_moe_router, megatron.moe_router_dtype),
     )
 
 
