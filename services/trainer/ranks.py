@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -102,10 +103,11 @@ def follow(backend: Backend, channel: Channel, objective: Objective) -> None:
     saving = set[Future[None]]()
     while (received := channel.receive())[0] is not Call.END:
         if received[0] is Call.SAVE:
-            saving.add(backend.save(Path(received[1].decode())))
+            with suppress(OSError):  # a failure is rank 0's as well, which says so
+                saving.add(backend.save(Path(received[1].decode())))
         else:
             _repeat(backend, objective, *received)
-    wait(saving)  # a failure is rank 0's as well, which says so
+    wait(saving)
 
 
 def _repeat(backend: Backend, objective: Objective, call: Call, payload: bytes) -> None:

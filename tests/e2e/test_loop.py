@@ -97,7 +97,7 @@ def left_behind(run_dir: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("e2e")
-    make_model(folder / "model", tied=True)
+    make_model(folder / "model", tied=True, num_key_value_heads=3, intermediate_size=174)  # for three ranks
     yield folder
 
 
@@ -150,21 +150,24 @@ def test_the_export_is_a_hugging_face_model(run: Path, folder: Path) -> None:
 
 
 MEGATRON = "policy.megatron_cfg"
+TWO = ["trainer.nproc=2", "policy.make_sequence_length_divisible_by=4"]
+THREE = ["trainer.nproc=3", "policy.make_sequence_length_divisible_by=3"]
+PIPELINE = [f"{MEGATRON}.pipeline_model_parallel_size=2", f"{MEGATRON}.num_layers_in_first_pipeline_stage=1"]
 LAYOUTS = {
-    "context": [f"{MEGATRON}.context_parallel_size=2"],
-    "pipeline": [f"{MEGATRON}.pipeline_model_parallel_size=2", f"{MEGATRON}.num_layers_in_first_pipeline_stage=1"],
-    "data": [],
+    "tensor": [*THREE, f"{MEGATRON}.tensor_model_parallel_size=3", f"{MEGATRON}.sequence_parallel=true"],
+    "context": [*TWO, f"{MEGATRON}.context_parallel_size=2"],
+    "pipeline": [*TWO, *PIPELINE, "checkpointing.async_save=true", "checkpointing.save_period=1"],
+    "data": TWO,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_trainer_of_two_ranks_does_what_one_does(layout: str, run: Path, folder: Path) -> None:
+def test_a_trainer_of_several_ranks_does_what_one_does(layout: str, run: Path, folder: Path) -> None:
     """Through the same services: the samples of the first steps, their rewards and losses, are those of one process."""
     config = write_config(folder, layout, max_num_steps=2, val_at_start=False, max_val_samples=2)
-    ranks = ["trainer.nproc=2", "policy.make_sequence_length_divisible_by=4", "run.name=whole"]
-    code, output = finish(start(config, *LAYOUTS[layout], *ranks))
+    code, output = finish(start(config, *LAYOUTS[layout], "run.name=whole"))
     assert code == 0, output
     alone = [row for row in rows(run / "metrics.jsonl") if "train/loss" in row]
     steps = [row for row in rows(folder / layout / "metrics.jsonl") if "train/loss" in row]

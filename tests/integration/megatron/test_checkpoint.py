@@ -167,6 +167,16 @@ def test_damage_is_named_before_anything_changes(
     assert backend.step(ragged_batch(), policy_gradient).learning_rate == pytest.approx(1e-5)
 
 
+def test_other_experts_make_another_model(tmp_path: Path) -> None:
+    """Of shapes that are the same."""
+    shape = {"family": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 24}
+    two, one = (make_model(tmp_path / str(chosen), **shape, num_experts_per_tok=chosen) for chosen in (2, 1))
+    (tmp_path / "checkpoint").mkdir()
+    MegatronBackend(make_config(two), two).save(tmp_path / "checkpoint").result()
+    with pytest.raises(ValueError, match="of another model: its num_experts_per_tok is 2, not 1"):
+        MegatronBackend(make_config(one), one).restore(tmp_path / "checkpoint")
+
+
 def test_the_checkpoint_of_another_model_is_refused(trained: tuple[MegatronBackend, Path], tmp_path: Path) -> None:
     other = make_model(tmp_path, intermediate_size=96)
     backend = MegatronBackend(make_config(other), other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.backends.base import StepResult
-from services.trainer.backends.megatron import distributed
+from services.trainer.backends.megatron import distributed, optimizer
 from services.trainer.backends.megatron.backend import MegatronBackend
 from services.trainer.batch import Batch
 from tests.integration.megatron.support import (
@@ -35,6 +37,11 @@ CASES: dict[str, tuple[Batch, dict[str, Any]]] = {
     "fewer sequences than ranks": (make_batch([(5, [9])]), {}),
 }
 
+# At a rate so small that three steps stay comparable.
+OVERLAPPED = {**PLAIN_GRADIENT, "policy.megatron_cfg.optimizer.lr": 2.0**20, **CASES["ragged, packed"][1]}
+# (rank, bytes that a file may have there): rank 0's first small file, its share of the weights, the other's share.
+FULL = [(0, 16), (0, 8192), (1, 4096)]
+
 
 def run_cases(rank: int, folder: Path, out: Path) -> None:
     config = make_config(folder)
@@ -44,6 +51,8 @@ def run_cases(rank: int, folder: Path, out: Path) -> None:
         torch.save({"result": vars(result), "weights": weights}, out / f"{number}_{rank}.pt")
     _save_log_probs(folder, out / f"log_probs_{rank}.pt")
     _save_middle(rank, folder, out)
+    _save_overlapped(rank, folder, out)
+    _save_on_full_disks(rank, folder, out)
 
 
 def _save_log_probs(folder: Path, file: Path) -> None:
@@ -59,6 +68,38 @@ def _save_middle(rank: int, folder: Path, out: Path) -> None:
     result = backend.step(ragged_batch(1), policy_gradient)
     saving.result()
     torch.save({"result": vars(result), "weights": weights_of(backend)}, out / f"second_{rank}.pt")
+
+
+def _save_overlapped(rank: int, folder: Path, out: Path) -> None:
+    """What CUDA would do, in many buckets: gradients are reduced while the last backward pass goes on."""
+    original = optimizer.ddp_config
+    optimizer.ddp_config = lambda settings: replace(original(settings), overlap_grad_reduce=True, bucket_size=3000)
+    try:
+        backend = MegatronBackend(make_config(folder, OVERLAPPED), folder)
+        assert len(backend.trainable.ddp[0].bucket_groups) > 3
+        results = [vars(backend.step(ragged_batch(seed), policy_gradient)) for seed in range(3)]
+    finally:
+        optimizer.ddp_config = original
+    torch.save({"results": results, "weights": weights_of(backend)}, out / f"overlapped_{rank}.pt")
+
+
+def _save_on_full_disks(rank: int, folder: Path, out: Path) -> None:
+    """A limit on the size of files, of one rank at a time, stands for the end of its disk."""
+    backend = MegatronBackend(make_config(folder), folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number, (full, limit) in enumerate(FULL):
+        target = out / f"full_{number}"
+        target.mkdir(exist_ok=True)
+        if rank == full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            backend.save(target).result()
+        except OSError:
+            (out / f"full_{number}_{rank}").mkdir()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (out / "free").mkdir(exist_ok=True)
+    backend.save(out / "free").result()
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +127,24 @@ def test_two_ranks_equal_one(case: str, tiny: Path, two_ranks: Path) -> None:
         assert of_the_batch(result.metrics) == pytest.approx(of_the_batch(alone.metrics), rel=1e-5)
         assert float((result.log_probs - alone.log_probs).abs().max()) <= 1e-5
         assert all(relative(weights[name], alone_weights[name]) <= 1e-5 for name in alone_weights)
+
+
+def test_reductions_that_overlap_change_nothing(tiny: Path, two_ranks: Path) -> None:
+    alone = MegatronBackend(make_config(tiny, OVERLAPPED), tiny)
+    expected = [alone.step(ragged_batch(seed), policy_gradient) for seed in range(3)]
+    for rank in range(2):
+        saved = torch.load(two_ranks / f"overlapped_{rank}.pt", weights_only=True)
+        for result, other in zip(saved["results"], expected, strict=True):
+            assert (result["loss"], result["grad_norm"]) == pytest.approx((other.loss, other.grad_norm), rel=1e-5)
+        assert all(relative(saved["weights"][name], tensor) <= 1e-5 for name, tensor in alone.tensors())
+
+
+def test_a_full_disk_of_one_rank_fails_the_save_of_all(tiny: Path, two_ranks: Path) -> None:
+    """C-07: none is left waiting for another, no checkpoint comes of it, and the next save is whole."""
+    for number in range(len(FULL)):
+        assert all((two_ranks / f"full_{number}_{rank}").is_dir() for rank in range(2))
+        assert not (two_ranks / f"full_{number}" / "manifest.json").exists()
+    MegatronBackend(make_config(tiny), tiny).restore(two_ranks / "free")
 
 
 def test_log_probs_are_gathered_from_all_ranks(tiny: Path, two_ranks: Path) -> None:

@@ -28,21 +28,19 @@ class TinyModel:
         return make_weights(self.config, seed)
 
 
-def make_model(folder: Path, *, tied: bool, generation_config: dict[str, Any] | None = None) -> TinyModel:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=96,
-        intermediate_size=172,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        dtype="float32",
-    )
+def make_model(folder: Path, *, tied: bool, generation_config: dict[str, Any] | None = None, **shape: int) -> TinyModel:
+    awkward: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 96,
+        "intermediate_size": 172,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+    }
+    ends: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "dtype": "float32"}
+    config = LlamaConfig(**awkward | shape, tie_word_embeddings=tied, **ends)
     make_weights(config, seed=0).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     content = {"bos_token_id": BOS, "eos_token_id": EOS, **(generation_config or {})}

@@ -63,7 +63,9 @@ class DistributedDataParallelConfig(Block):
 
     grad_reduce_in_fp32: bool = Field(False, description="Accumulate and reduce gradients in float32.")
     overlap_grad_reduce: bool = Field(True, description="Reduce gradients during the backward pass (CUDA only).")
-    overlap_param_gather: bool = Field(True, description="Gather parameters during the forward pass (CUDA only).")
+    overlap_param_gather: bool = Field(
+        True, description="Of no effect: a step's weights are published, and so gathered, before the next pass."
+    )
     average_in_collective: bool = Field(
         True, description="Average in the collective; here gradients are always divided by the global batch."
     )

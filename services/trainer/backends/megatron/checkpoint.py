@@ -16,7 +16,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -40,19 +42,24 @@ class Writer(TorchDistSaveShardedStrategy):
     a `__main__` guard and cost seconds each time.
 
     Megatron's `save` only hands over what is to be written, as copies in host memory if `copy`; `write` writes it.
+    Before that, rank 0 alone has written a file: `agree` is where the others learn how that went.
     """
 
-    def __init__(self, copy: bool) -> None:
+    def __init__(self, copy: bool, agree: Callable[[], None]) -> None:
         super().__init__("torch_dist", 1)
-        self._copy = copy
+        self._copy, self._agree = copy, agree
+        self.reached = False
         self._state: dict[str, Any] = {}
 
-    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> AsyncRequest:
+        self.reached = True
+        self._agree()
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         if self._copy:
             for part in (part for parts in state.values() for part in parts if isinstance(part, ShardedTensor)):
                 part.data = part.data.detach().to("cpu", copy=True)
         self._state = mcore_to_pyt_state_dict(state, False)
+        return AsyncRequest(None, (), [])
 
     def write(self, directory: Path, group: dist.ProcessGroup) -> None:
         files = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
@@ -85,17 +92,23 @@ class Saver:
 
         The future ends when all of it is on disk, or with OSError when that cannot be.
         """
-        writer = Writer(copy=self._background)
-        try:
-            with cpu.device_literals():
-                state = _sharded_state(chunks, trainable, is_loading=False)
-                dist_checkpointing.save(state, str(directory), sharded_strategy=writer)
-        except RuntimeError as error:  # PyTorch's word for a disk that is full, among others
-            raise OSError(_reason(error)) from error
+        writer = self._prepare(directory, chunks, trainable)
         work = (directory, writer, _random_states(), architecture, model)
         if self._background:
             return self._thread.submit(self._complete, *work)
         return _done(self._complete, *work)
+
+    def _prepare(self, directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable) -> Writer:
+        writer = Writer(self._background, agree=self._agree)
+        with cpu.device_literals():
+            state = _sharded_state(chunks, trainable, is_loading=False)
+            try:
+                dist_checkpointing.save(state, str(directory), sharded_strategy=writer, async_sharded_save=True)
+            except (OSError, RuntimeError) as error:
+                if not writer.reached:
+                    self._agree(_reason(error))
+                raise
+        return writer
 
     def _complete(
         self, directory: Path, writer: Writer, randoms: dict[str, Any], architecture: Architecture, model: Path
@@ -106,6 +119,7 @@ class Saver:
             torch.save(randoms, _random_file(directory))
         with self._together():
             if dist.get_rank() == 0:
+                save_config(CheckpointingConfig(writer.backend, writer.version), str(directory))
                 manifest.seal(directory, architecture, model)
 
     @contextmanager
@@ -114,8 +128,12 @@ class Saver:
         error: str | None = None
         try:
             yield
-        except (OSError, RuntimeError, CheckpointException) as caught:
+        except (OSError, RuntimeError, CheckpointException) as caught:  # RuntimeError: PyTorch's word for a full disk
             error = _reason(caught)
+        self._agree(error)
+
+    def _agree(self, error: str | None = None) -> None:
+        """Raises OSError on every rank when any has an error."""
         errors: list[str | None] = [error] * dist.get_world_size()
         if len(errors) > 1:
             dist.all_gather_object(errors, error, group=self._group)

@@ -114,8 +114,8 @@ def learning_rate(optimizer: MegatronOptimizer) -> float:
 
 
 def ddp_config(settings: Settings) -> DistributedDataParallelConfig:
-    """overlap_param_gather is not offered: Megatron waits for gathers in a module's forward, and the output layer's
-    weight is used outside of one."""
+    """overlap_param_gather is not offered: it hides gathers behind the next forward pass, but what a step has made is
+    published, and so gathered, before there is one."""
     overlap = settings.ddp.overlap_grad_reduce and not cpu.active()
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=settings.ddp.grad_reduce_in_fp32,
