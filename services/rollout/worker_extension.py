@@ -2,8 +2,9 @@
 
 Loading goes through vLLM's layerwise reload, which gives each layer the layout it was created with, loads it, and
 processes it again. Writing into the parameters directly fails on a CPU, where linear weights are packed at start,
-and leaves a model that is half new. What vLLM does not do is the head of a tied model: it keeps the packed copy
-of the weights it was created from, and answers from them without an error. See `_refresh_tied_heads`.
+and leaves a model that is half new. Two things vLLM does not do, and answers from wrong weights without an error: the
+head of a tied model keeps the packed copy of the weights it was created from (`_refresh_tied_heads`), and the experts
+of a mixture are not packed again (`_forget_expert_kernels`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class WeightReceiver:
 def reload(model: nn.Module, model_config: Any, segment: Segment) -> None:
     """Replace all weights of `model` by the segment's."""
     tied = list(_tied_heads(model))
+    if current_platform.is_cpu():
+        _forget_expert_kernels(model)
     initialize_layerwise_reload(model)
     try:
         model.load_weights(segment.tensors())  # type: ignore[operator]
@@ -76,6 +79,14 @@ def _tied_heads(model: nn.Module) -> Iterator[TiedPair]:
     for head in model.modules():
         if isinstance(head, ParallelLMHead):
             yield from ((head, e) for e in embeddings if e.weight is head.weight)
+
+
+def _forget_expert_kernels(model: nn.Module) -> None:
+    """Experts are packed for their kernel when it is made: so have it made again, from the new weights."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _unfilled(model: nn.Module, tied_heads: set[int]) -> Iterator[str]:

@@ -55,10 +55,12 @@ def find_policy(checkpoint: Path) -> Path:
     """The backend's part of a checkpoint. Raises ValueError naming the checkpoints that are near."""
     if (checkpoint / "policy").is_dir():
         return checkpoint / "policy"
-    folders = (checkpoint, checkpoint / "checkpoints")
+    folders = (checkpoint, checkpoint / "checkpoints", checkpoint.parent)
     near = sorted(path for folder in folders for path in folder.glob("step_*") if STEP_FOLDER.match(path.name))
+    near = [path for path in near if path != checkpoint]
     here = f"; choose one of {', '.join(map(str, near))}" if near else ""
-    raise ValueError(f"{checkpoint} is not a checkpoint (a folder step_<n> with policy/ in it){here}")
+    what = "is not a checkpoint (a folder step_<n> with policy/ in it)" if checkpoint.exists() else "does not exist"
+    raise ValueError(f"{checkpoint} {what}{here}")
 
 
 def refuse_occupied(out: Path, checkpoint: Path, *, force: bool) -> None:

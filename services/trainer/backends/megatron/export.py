@@ -66,6 +66,8 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: t
         shard[name], where[name] = part, count
         size, total = size + part.nbytes, total + part.nbytes
     save_file(shard, folder / _shard_name(count), metadata={"format": "pt"})
+    for index in range(count + 1):
+        (folder / _shard_name(index)).chmod(0o644)  # safetensors writes them for their owner only
     _name_shards(folder, where, count + 1, total)
 
 
