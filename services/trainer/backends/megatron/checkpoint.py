@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Saver:
         # What this sends must not meet the messages of the training that goes on.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last = _done(lambda: None)
 
     def save(
         self,
@@ -88,15 +89,16 @@ class Saver:
         architecture: Architecture,
         model: Path,
     ) -> Future[None]:
-        """Write the state as it is now into an existing empty folder, with the small files of folder `model`.
+        """Write the state as it is now into an existing empty folder, with the small files of folder `model`; first
+        wait for the one before to end, because both speak over one group.
 
         The future ends when all of it is on disk, or with OSError when that cannot be.
         """
+        wait([self._last])
         writer = self._prepare(directory, chunks, trainable)
-        work = (directory, writer, _random_states(), architecture, model)
-        if self._background:
-            return self._thread.submit(self._complete, *work)
-        return _done(self._complete, *work)
+        begin = self._thread.submit if self._background else _done
+        self._last = begin(self._complete, directory, writer, _random_states(), architecture, model)
+        return self._last
 
     def _prepare(self, directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable) -> Writer:
         writer = Writer(self._background, agree=self._agree)

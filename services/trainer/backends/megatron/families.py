@@ -104,6 +104,8 @@ def _gemma3(name: str, hf: Any) -> Architecture:
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "attention_bias"):
         if getattr(hf, key):
             raise ValueError(f"{name}: {key}={getattr(hf, key)} is not supported; unset it")
+    if "full_attention" not in hf.layer_types:
+        raise ValueError(f"{name}: layer_types has no full_attention, which is not supported")
     windowed = tuple(int(kind == "sliding_attention") for kind in hf.layer_types)
     return Architecture(
         name,
