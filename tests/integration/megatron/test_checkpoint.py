@@ -133,6 +133,10 @@ def edit(file: Path) -> None:
     file.write_text(json.dumps(manifest))
 
 
+def retype(file: Path) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), "files": 7}))
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
@@ -146,6 +150,7 @@ def edit(file: Path) -> None:
         ("manifest.json", Path.unlink, "not a complete checkpoint"),
         ("manifest.json", cut, r"manifest\.json is damaged"),
         ("manifest.json", edit, "has format 99"),
+        ("manifest.json", retype, r"manifest\.json is damaged \(files Input should be"),
     ],
 )
 def test_damage_is_named_before_anything_changes(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -158,6 +161,41 @@ def test_a_folder_in_use_is_not_replaced_unless_asked(checkpoint: Path, tmp_path
     assert (tmp_path / "out" / "precious").exists()
     export(checkpoint, tmp_path / "out", "--force")
     assert not (tmp_path / "out" / "precious").exists()
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(checkpoint: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for its end."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+        with pytest.raises(OSError, match="out"):
+            export(checkpoint, tmp_path / "out", "--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out" / "precious").exists()
+
+
+def test_two_at_once_do_not_mix(checkpoint: Path, tmp_path: Path) -> None:
+    beside = tmp_path / ".out.partial"
+    beside.mkdir()
+    (beside / "of an export that was killed").write_text("x")
+    other = os.open(beside, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="another export is writing it"):
+        export(checkpoint, tmp_path / "out")
+    os.close(other)
+    export(checkpoint, tmp_path / "out")
+    assert not beside.exists() and not (tmp_path / "out" / "of an export that was killed").exists()
+
+
+def test_a_link_stays_one(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    export(checkpoint, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "model.safetensors").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
 def test_a_place_where_nothing_can_be_written_is_named(checkpoint: Path, tmp_path: Path) -> None:

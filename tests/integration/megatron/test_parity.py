@@ -183,6 +183,7 @@ def test_truncated_weights_are_named(tiny: Path, tmp_path: Path) -> None:
     [
         ({"architectures": ["BertModel"]}, "BertModel is not supported; supported are LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights cannot be trained"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type='dynamic'"),
     ],
 )

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint import save as save_sharded
 
 from services.trainer.backends.megatron import cpu, manifest
 from services.trainer.backends.megatron.families import Architecture
+from services.trainer.backends.megatron.manifest import Manifest
 from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.optimizer import Trainable
 
@@ -145,7 +146,7 @@ class Saver:
 
 def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
     """Load a checkpoint. Raises ValueError naming the folder and what is wrong, before anything has changed."""
-    ranks = _check(directory, architecture)["ranks"]
+    ranks = _check(directory, architecture).ranks
     with cpu.device_literals():
         loaded = dist_checkpointing.load(_sharded_state(chunks, trainable, is_loading=True), str(directory))
         for index, chunk in enumerate(chunks):
@@ -236,7 +237,7 @@ def _load_random(directory: Path) -> None:
     np.random.set_state(states["numpy"])
 
 
-def _check(directory: Path, architecture: Architecture) -> dict[str, Any]:
+def _check(directory: Path, architecture: Architecture) -> Manifest:
     """The manifest, when it fits this model and every file fits it. Rank 0 reads the files, all ranks learn."""
     verdict: list[Any] = [None]
     if dist.get_rank() == 0:

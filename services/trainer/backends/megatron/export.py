@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,22 +23,42 @@ def export(tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, dt
     """Write `tensors`, cast to `dtype`, as folder `target`, with everything but the weights copied from `source`.
 
     Written beside and renamed: `target` is the old folder or the whole new one. Raises ValueError when its parent
-    does not exist or `target` is `source`.
+    does not exist, `target` is `source`, or somebody else is writing it, and OSError when it cannot be written.
     """
-    if target.resolve() == source.resolve():
+    target = target.resolve()  # what a link points to is replaced, not the link
+    if target == source.resolve():
         raise ValueError(f"cannot export to {target}: it is the folder that the model came from")
     if not target.parent.is_dir():
         raise ValueError(f"cannot export to {target}: {target.parent} is not a folder")
-    beside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
+    with _folder_beside(target) as beside:
         copy_companions(source, beside)
         _write_config(source, beside, dtype)
-        _write_weights(tensors, beside, dtype)
+        try:
+            _write_weights(tensors, beside, dtype)
+        except SafetensorError as error:  # its word for a disk that is full, among others
+            raise OSError(f"cannot export to {target}: {error}") from error
         _swap(beside, target)
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """An empty folder that is this process's own as long as it lives; gone afterwards, if it still has this name."""
+    beside = target.with_name(f".{target.name}.partial")
+    beside.mkdir(exist_ok=True)
+    lock = os.open(beside, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in beside.iterdir():  # of an export that was killed
+            path.unlink()
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(f"cannot export to {target}: another export is writing it") from None
+    try:
+        yield beside
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside.exists() and os.path.samestat(beside.stat(), os.fstat(lock)):
+            shutil.rmtree(beside, ignore_errors=True)
+        os.close(lock)
 
 
 def copy_companions(source: Path, folder: Path) -> None:

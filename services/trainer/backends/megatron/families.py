@@ -148,6 +148,8 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def _refuse_unsupported(file: Path, hf: Any, activation: str) -> None:
+    if getattr(hf, "quantization_config", None):
+        raise ValueError(f"{file}: quantized weights cannot be trained; use the model that they were made from")
     key = "hidden_activation" if hasattr(hf, "hidden_activation") else "hidden_act"
     if getattr(hf, key) != activation:
         raise ValueError(f"{file}: {key}={getattr(hf, key)!r} is not supported; supported is {activation}")
