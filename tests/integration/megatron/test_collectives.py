@@ -30,6 +30,8 @@ def check(rank: int, folder: str) -> None:
         assert torch.equal(received, torch.cat(expected))
         uneven = mappings._gather_along_first_dim(rows(rank, rank + 1, dtype), group, counts)
         assert torch.equal(uneven, torch.cat([rows(each, each + 1, dtype) for each in range(RANKS)]))
+        nothing = mappings._gather_along_first_dim(rows(rank, 0, dtype), group, [0] * RANKS)
+        assert nothing.shape == (0, 2)
         whole = sum(rows(each, 6, torch.float32) for each in range(RANKS))
         scattered = mappings._reduce_scatter_along_first_dim(rows(rank, 6, dtype), group, counts)
         assert torch.allclose(scattered.float(), whole.split(counts)[rank], rtol=1e-2)

@@ -246,7 +246,7 @@ def _replace_uneven_collectives() -> None:
             return even_gather(source, group, None, use_global_buffer)
         most = max(output_split_sizes)
         padded = torch.cat([source, source.new_zeros(most - len(source), *source.shape[1:])])
-        parts = even_gather(padded, group).split(most)
+        parts = even_gather(padded, group).unflatten(0, (group.size(), most))  # unlike a split, where nothing came too
         return torch.cat([part[:count] for part, count in zip(parts, output_split_sizes, strict=True)])
 
     def scatter(source: Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Tensor:
