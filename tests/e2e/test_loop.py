@@ -157,8 +157,7 @@ LAYOUTS = {
     "tensor": [*THREE, f"{MEGATRON}.tensor_model_parallel_size=3", f"{MEGATRON}.sequence_parallel=true"],
     "context": [*TWO, f"{MEGATRON}.context_parallel_size=2"],
     "pipeline": [*TWO, *PIPELINE, "checkpointing.async_save=true", "checkpointing.save_period=1"],
-    "data": TWO,
-}
+}  # data parallelism: see below
 
 
 @pytest.mark.slow
