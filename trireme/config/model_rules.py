@@ -29,6 +29,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_conf
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
 PP = "policy.megatron_cfg.pipeline_model_parallel_size"
+EP = "policy.megatron_cfg.expert_model_parallel_size"
+EXPERT_TP = "policy.megatron_cfg.expert_tensor_parallel_size"
 
 
 def check_model_folder(config: Config) -> dict[str, Any] | None:
@@ -186,28 +188,38 @@ def _layers(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
 
 
 def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
-    experts = next((hf_config[name] for name in EXPERTS if hf_config.get(name)), 0)
+    count = next((hf_config[name] for name in EXPERTS if hf_config.get(name)), 0)
     megatron = config.policy.megatron_cfg
-    ranks = megatron.expert_model_parallel_size
-    key = "policy.megatron_cfg.expert_model_parallel_size"
-    if not experts and ranks > 1:
-        yield f"rule experts: {key} is {ranks}, but the model has no experts: 1"
-    if experts and experts % ranks:
-        yield f"rule experts: {key} is {ranks}, which does not divide the model's {experts} experts: 1"
-    tensor, expert_tensor = megatron.tensor_model_parallel_size, megatron.expert_tensor_parallel_size
-    if experts and ranks == 1 and expert_tensor != tensor:
-        yield (
-            f"rule experts: policy.megatron_cfg.expert_tensor_parallel_size is {expert_tensor} but {TP} is {tensor}; "
-            f"without expert parallelism they must agree: expert_tensor_parallel_size={tensor}, or {key}={tensor}"
-        )
-    width = hf_config.get("moe_intermediate_size") or hf_config.get("intermediate_size") or 0
-    if experts and width % expert_tensor:
-        yield (
-            f"rule experts: policy.megatron_cfg.expert_tensor_parallel_size is {expert_tensor}, which does not divide "
-            f"the {width} columns of an expert: 1"
-        )
-    if experts and megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
+    tensor, ranks = megatron.tensor_model_parallel_size, megatron.expert_model_parallel_size
+    if not count:
+        if ranks > 1:
+            yield f"rule experts: {EP} is {ranks}, but the model has no experts: 1"
+        return
+    if count % ranks:
+        nearest = _nearest_divisor(count, ranks)
+        yield f"rule experts: {EP} is {ranks}, which does not divide the model's {count} experts: {nearest}"
+    yield from _expert_tensors(config, hf_config)
+    if tensor > 1 and not megatron.sequence_parallel:
         yield f"rule experts: {TP} > 1 on a mixture of experts needs policy.megatron_cfg.sequence_parallel=true"
+
+
+def _expert_tensors(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    """How the matrices of one expert are shared."""
+    megatron = config.policy.megatron_cfg
+    tensor, shares = megatron.tensor_model_parallel_size, megatron.expert_tensor_parallel_size
+    width = hf_config.get("moe_intermediate_size") or hf_config.get("intermediate_size") or 0
+    if megatron.expert_model_parallel_size == 1 and shares != tensor:
+        yield (
+            f"rule experts: {EXPERT_TP} is {shares} but {TP} is {tensor}; without expert parallelism they must agree: "
+            f"expert_tensor_parallel_size={tensor}, or {EP} above 1"
+        )
+    if width % shares:
+        nearest = _nearest_divisor(width, shares)
+        yield f"rule experts: {EXPERT_TP} is {shares}, which does not divide the {width} columns of an expert: {nearest}"
+
+
+def _nearest_divisor(total: int, size: int) -> int:
+    return min((each for each in range(1, total + 1) if total % each == 0), key=lambda each: abs(each - size))
 
 
 def _context(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:

@@ -125,14 +125,14 @@ def test_stop_tokens_outside_of_the_vocabulary() -> None:
 def test_experts_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsupported, "TABLE", ())
     config = make("policy.megatron_cfg.expert_model_parallel_size=3", "trainer.nproc=3")
-    assert "does not divide the model's 8 experts" in refusal(config, SMOLLM2 | {"num_local_experts": 8})
+    assert "does not divide the model's 8 experts: 2" in refusal(config, SMOLLM2 | {"num_local_experts": 8})
     assert "has no experts" in refusal(config, SMOLLM2)
     check_model(config, SMOLLM2 | {"num_local_experts": 6})
 
 
 @pytest.mark.parametrize(
     ("expert_tensor", "expert", "width", "says"),
-    [(1, 1, 66, "they must agree"), (3, 1, 66, ""), (2, 3, 63, "does not divide the 63 columns of an expert")],
+    [(1, 1, 66, "they must agree"), (3, 1, 66, ""), (2, 3, 63, "does not divide the 63 columns of an expert: 1")],
 )
 def test_the_width_of_experts_is_divided_evenly(
     expert_tensor: int, expert: int, width: int, says: str, monkeypatch: pytest.MonkeyPatch

@@ -110,18 +110,16 @@ def _write(parameter: nn.Parameter, name: str, whole: Tensor, stacked: int, what
 
 
 def _share(name: str, parameter: nn.Parameter) -> Share:
-    if not getattr(parameter, "tensor_model_parallel", False):
+    if EXPERT.search(name):
+        # Transformer Engine is not told how experts are shared: only their names say it.
+        dim, group = int("linear_fc2" in name), parallel_state.get_expert_tensor_parallel_group()
+    elif getattr(parameter, "tensor_model_parallel", False):
+        dim, group = parameter.partition_dim, parallel_state.get_tensor_model_parallel_group()  # type: ignore[attr-defined]
+    else:
         return Share(0, None, tuple(parameter.shape))
-    group = _tensor_group(name)
     whole = list(parameter.shape)
-    whole[parameter.partition_dim] *= group.size()  # type: ignore[attr-defined]
-    return Share(parameter.partition_dim, group, tuple(whole))  # type: ignore[attr-defined]
-
-
-def _tensor_group(name: str) -> dist.ProcessGroup:
-    if ".experts." in name:
-        return parallel_state.get_expert_tensor_parallel_group()
-    return parallel_state.get_tensor_model_parallel_group()
+    whole[dim] *= group.size()
+    return Share(dim, group, tuple(whole))
 
 
 def _by_any_rank(used: set[str]) -> set[str]:
