@@ -9,19 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trireme.config import model_features
 from trireme.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from trireme.config.root import Config
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "MixtralForCausalLM",
-    "Gemma3ForCausalLM",
-)
 SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -112,7 +105,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 def check_model(config: Config, hf_config: dict[str, Any]) -> None:
     """Check a configuration against a parsed config.json. Raises ConfigError with everything that does not fit."""
-    problems = list(_architecture(config, hf_config)) or list(_sizes(config, hf_config))
+    problems = list(_features(config, hf_config)) or list(_sizes(config, hf_config))
     if not problems:
         problems = [
             text for check in (_heads, _layers, _experts, _context, _stop_tokens) for text in check(config, hf_config)
@@ -126,13 +119,9 @@ def padded_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
     return -(-vocab_size // tensor_parallel_size) * tensor_parallel_size
 
 
-def _architecture(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
-    found = hf_config.get("architectures") or [f"none (model_type {hf_config.get('model_type')})"]
-    if found[0] not in SUPPORTED_ARCHITECTURES:
-        yield (
-            f"policy.model_name: {config.policy.model_name} is a {found[0]}, which is not yet supported; "
-            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
+def _features(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
+    for problem in model_features.unsupported(hf_config):
+        yield f"policy.model_name: {config.policy.model_name}/config.json: {problem}"
 
 
 def _sizes(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
@@ -178,13 +167,25 @@ def _layers(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
     chunks = [*fixed, *([rest // others] if others else [])]
     fits = (rest == 0) if others == 0 else (rest >= others and rest % others == 0)
     if not fits or any(count % virtual for count in chunks):
-        legal = [size for size in range(1, layers + 1) if layers % (size * virtual) == 0]
-        nearest = min(legal, key=lambda size: abs(size - stages), default=1)
         yield (
             f"rule pipeline-stages: {layers} layers do not divide over {PP}={stages} stages of {virtual} chunks, with "
-            f"{fixed or 'none'} given to the first and last: {nearest} stages, or other "
-            "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
+            f"{fixed or 'none'} given to the first and last: {' or '.join(_possible_stages(layers, stages, virtual))}"
         )
+
+
+def _possible_stages(layers: int, stages: int, virtual: int) -> Iterator[str]:
+    """Layouts that are near: with as many stages, and evenly with another number of them."""
+    units = layers // virtual if layers % virtual == 0 else 0  # what each stage has a whole number of
+    middle = -(-units // stages)
+    ends = units - middle * (stages - 2)
+    if ends >= 2:
+        first, last = ends // 2 * virtual, (ends - ends // 2) * virtual
+        yield f"num_layers_in_first_pipeline_stage={first} and num_layers_in_last_pipeline_stage={last}"
+    even = [size for size in range(1 if virtual == 1 else 2, layers + 1) if layers % (size * virtual) == 0]
+    if even:
+        yield f"{min(even, key=lambda size: abs(size - stages))} stages that have as many each"
+    if virtual > 1:
+        yield "virtual_pipeline_model_parallel_size=null"
 
 
 def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
@@ -214,8 +215,10 @@ def _expert_tensors(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
             f"expert_tensor_parallel_size={tensor}, or {EP} above 1"
         )
     if width % shares:
-        nearest = _nearest_divisor(width, shares)
-        yield f"rule experts: {EXPERT_TP} is {shares}, which does not divide the {width} columns of an expert: {nearest}"
+        yield (
+            f"rule experts: {EXPERT_TP} is {shares}, which does not divide the {width} columns of an expert: "
+            f"{_nearest_divisor(width, shares)}"
+        )
 
 
 def _nearest_divisor(total: int, size: int) -> int:

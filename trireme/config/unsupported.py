@@ -40,6 +40,9 @@ TABLE: tuple[Unsupported, ...] = (
     Unsupported("grpo.max_rollout_turns", _above_one, "1"),
     Unsupported("policy.dtensor_cfg.enabled", _on, "false, with policy.megatron_cfg.enabled=true"),
     Unsupported(f"{MEGATRON}.distributed_data_parallel_config.use_custom_fsdp", _on, "false"),
+    # Megatron shards the state of Adam only, and an unsharded one would need checkpoints of its own.
+    Unsupported(f"{MEGATRON}.optimizer.optimizer", lambda value: value != "adam", "adam"),
+    Unsupported(f"{MEGATRON}.optimizer.use_distributed_optimizer", lambda value: not value, "true"),
     # Their gradients would have to be scaled to a loss that is divided by the whole batch's tokens beforehand.
     Unsupported(f"{MEGATRON}.moe_router_load_balancing_type", lambda value: value != "none", "none"),
     Unsupported(f"{MEGATRON}.moe_aux_loss_coeff", _on, "0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,57 @@ def test_layers_are_dealt_to_stages(
     else:
         text = refusal(config, SMOLLM2)
         assert "rule pipeline-stages: 30 layers do not divide" in text and f"={stages} stages" in text
+        follow(text, stages, virtual)
+
+
+def follow(text: str, stages: int, virtual: int | None) -> None:
+    """What a refusal proposes for as many stages is accepted."""
+    proposed = re.findall(r"(?:num_layers_in|virtual_pipeline)_\w+=\w+", text)
+    if virtual:
+        proposed.insert(0, f"virtual_pipeline_model_parallel_size={virtual}")
+    proposed.append(f"pipeline_model_parallel_size={stages}")
+    check_model(make(f"trainer.nproc={stages}", *(f"policy.megatron_cfg.{each}" for each in proposed)), SMOLLM2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"architectures": None},
+            "architecture none (model_type None) is not supported; supported are",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights cannot be trained"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported is silu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' is not supported"),
+        ({"architectures": ["MixtralForCausalLM"], "sliding_window": 4096}, "unset sliding_window"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "unset sliding_window"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": True}, "attention_bias=true"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "silu"}, "supported is gelu_pytorch_tanh"),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["sliding_attention"]}, "no full_attention"),
+        (
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default"},
+                    "full_attention": {"rope_type": "x"},
+                },
+            },
+            "rope_type='x'",
+        ),
+    ],
+)
+def test_what_a_model_has_and_training_has_not_is_refused_before_anything_starts(
+    change: dict[str, Any], says: str
+) -> None:
+    assert says in refusal(make(), SMOLLM2 | change)
+
+
+def test_what_is_written_but_unused_is_not_refused() -> None:
+    check_model(make(), SMOLLM2 | {"rope_scaling": None, "hidden_act": "silu", "quantization_config": None})
+    check_model(make(), SMOLLM2 | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32768})
+    check_model(make(), SMOLLM2 | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
 
 
 def test_heads_that_divide_while_kv_heads_neither_divide_nor_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:

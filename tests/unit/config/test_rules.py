@@ -78,6 +78,18 @@ CASES = [
         [PP2, "trainer.nproc=2"],
     ),
     (
+        "pipeline-stage-layers",
+        [f"{MEGATRON}.virtual_pipeline_model_parallel_size=2"],
+        ["virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size"],
+        [PP2, "trainer.nproc=2"],
+    ),
+    (
+        "shared-prefix-needs-whole-sequences",
+        ["trainer.shared_prefix=true", CP2, "trainer.nproc=2", "policy.make_sequence_length_divisible_by=4"],
+        ["trainer.shared_prefix", "context_parallel_size"],
+        ["trainer.shared_prefix=auto"],
+    ),
+    (
         "force-on-policy-ratio",
         ["loss_fn.force_on_policy_ratio=true", "policy.train_global_batch_size=256"],
         ["loss_fn.force_on_policy_ratio", "policy.train_global_batch_size=512", "grpo.num_prompts_per_step"],

@@ -9,11 +9,11 @@ pytest.importorskip("megatron.core")
 
 from services.trainer.backends.megatron.families import FAMILIES
 from services.trainer.backends.megatron.rules import TABLES, find_rule, pad_rows, shard, unshard
-from trireme.config.model_rules import SUPPORTED_ARCHITECTURES
+from trireme.config.model_features import ARCHITECTURES
 
 
 def test_the_configuration_lets_in_what_the_trainer_knows() -> None:
-    assert set(FAMILIES) == set(TABLES) == set(SUPPORTED_ARCHITECTURES)
+    assert set(FAMILIES) == set(TABLES) == set(ARCHITECTURES)
 
 
 def test_experts_have_the_numbers_of_the_whole_model() -> None:

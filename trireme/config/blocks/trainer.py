@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from trireme.config.base import ref
@@ -12,8 +14,9 @@ class TrainerConfig(Listening):
     """The trainer's processes."""
 
     nproc: int = Field(ref("cluster.gpus_per_node"), ge=1, description="Trainer ranks on each node.")
-    shared_prefix: bool = Field(
-        False, description="Compute the prompt of a group once for all its samples in training."
+    shared_prefix: bool | Literal["auto"] = Field(
+        False,
+        description="Compute the prompt of a group once for all its samples in training; auto: on CPUs, without CP.",
     )
     max_nonfinite_steps: int = Field(
         3, ge=1, description="Steps in a row skipped for a non-finite gradient after which the run fails."

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 RULES: list[Rule] = []
 rule = rule_into(RULES)
 MEGATRON = "policy.megatron_cfg"
+STAGE_KEYS = (
+    "virtual_pipeline_model_parallel_size",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+)
 
 
 @rule("one-backend")
@@ -115,13 +120,21 @@ def sequence_length_multiple(megatron: MegatronConfig) -> int:
 
 @rule("pipeline-stage-layers")
 def _stage_layers(config: Config) -> Iterator[str]:
-    """Layers of the first and last stage are set only where there are stages."""
+    """Virtual stages, and layers of the first and last stage, are set only where there are stages."""
     megatron = config.policy.megatron_cfg
     if megatron.pipeline_model_parallel_size > 1:
         return
-    for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+    for name in STAGE_KEYS:
         if getattr(megatron, name) is not None:
             yield (
                 f"{MEGATRON}.{name} is {getattr(megatron, name)} but {MEGATRON}.pipeline_model_parallel_size is 1: "
                 f"{name}=null, or pipeline_model_parallel_size=2"
             )
+
+
+@rule("shared-prefix-needs-whole-sequences")
+def _shared_prefix(config: Config) -> Iterator[str]:
+    """A prompt is shared only where no sequence is cut over context-parallel ranks."""
+    size = config.policy.megatron_cfg.context_parallel_size
+    if config.trainer.shared_prefix is True and size > 1:
+        yield f"trainer.shared_prefix is true, but {MEGATRON}.context_parallel_size is {size}: shared_prefix=auto"

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"
-# Scalings that do not depend on the length of the sequence at hand.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+from trireme.config.model_features import GELU_TANH, SILU, unsupported
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,6 @@ def _qwen3(name: str, hf: Any) -> Architecture:
 
 
 def _qwen3_moe(name: str, hf: Any) -> Architecture:
-    if hf.attention_bias:
-        raise ValueError(f"{name}: attention_bias=true is not supported in a mixture of experts")
     sparse = tuple(
         int(layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0)
         for layer in range(hf.num_hidden_layers)
@@ -101,11 +97,6 @@ def _mixtral(name: str, hf: Any) -> Architecture:
 
 
 def _gemma3(name: str, hf: Any) -> Architecture:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "attention_bias"):
-        if getattr(hf, key):
-            raise ValueError(f"{name}: {key}={getattr(hf, key)} is not supported; unset it")
-    if "full_attention" not in hf.layer_types:
-        raise ValueError(f"{name}: layer_types has no full_attention, which is not supported")
     windowed = tuple(int(kind == "sliding_attention") for kind in hf.layer_types)
     return Architecture(
         name,
@@ -136,32 +127,10 @@ def read_architecture(folder: Path) -> Architecture:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder} is not a Hugging Face model folder: it has no config.json")
-    names = json.loads(file.read_text()).get("architectures") or ["none named"]
-    if names[0] not in FAMILIES:
-        raise ValueError(f"{file}: architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    raw = json.loads(file.read_text())
+    if problem := next(unsupported(raw), None):
+        raise ValueError(f"{file}: {problem}")
     from transformers import AutoConfig
 
-    hf = AutoConfig.from_pretrained(folder)
-    architecture = FAMILIES[names[0]](names[0], hf)
-    _refuse_unsupported(file, hf, architecture.activation)
-    return architecture
-
-
-def _refuse_unsupported(file: Path, hf: Any, activation: str) -> None:
-    if getattr(hf, "quantization_config", None):
-        raise ValueError(f"{file}: quantized weights cannot be trained; use the model that they were made from")
-    key = "hidden_activation" if hasattr(hf, "hidden_activation") else "hidden_act"
-    if getattr(hf, key) != activation:
-        raise ValueError(f"{file}: {key}={getattr(hf, key)!r} is not supported; supported is {activation}")
-    for kind in rope_types(hf):
-        if kind not in ROPE_TYPES:
-            raise ValueError(f"{file}: rope_type={kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if getattr(hf, "use_sliding_window", False) or (hf.model_type == "mixtral" and hf.sliding_window):
-        raise ValueError(f"{file}: sliding-window attention is not supported; unset sliding_window")
-
-
-def rope_types(hf: Any) -> list[str]:
-    """Of the rotary embeddings: one, or one for each kind of layer."""
-    parameters = hf.rope_parameters
-    each = [parameters] if "rope_type" in parameters else parameters.values()
-    return [one["rope_type"] for one in each]
+    name = raw["architectures"][0]
+    return FAMILIES[name](name, AutoConfig.from_pretrained(folder))

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from services.trainer.backends.megatron import cpu
 from services.trainer.backends.megatron.attention import PlannedAttention
-from services.trainer.backends.megatron.families import GELU_TANH, SILU, Architecture
+from services.trainer.backends.megatron.families import Architecture
+from trireme.config.model_features import GELU_TANH, SILU
 
 
 class RMSNorm(nn.Module):

@@ -149,41 +149,25 @@ def optimizer_config(settings: Settings) -> OptimizerConfig:
 
 
 def make_scheduler(optimizer: Any, settings: Settings) -> OptimizerParamScheduler:
-    """Megatron's, from policy.megatron_cfg.scheduler; its unit is one optimizer step.
-
-    Raises ValueError naming the keys of a schedule that Megatron would refuse with a bare assertion.
-    """
+    """Megatron's, from policy.megatron_cfg.scheduler; its unit is one optimizer step."""
     wanted, rate = settings.scheduler, settings.optimizer
-    decay = wanted.lr_decay_iters or max(settings.horizon, wanted.lr_warmup_iters + 1)
-    _check_schedule(rate, wanted, decay)
+    steps = wanted.lr_decay_iters or settings.horizon
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=wanted.lr_warmup_init,
+        # Megatron asserts an order among these even where they are of no effect. Where they have one, the rules of the
+        # configuration have seen to it.
+        init_lr=min(wanted.lr_warmup_init, rate.lr),
         max_lr=rate.lr,
-        min_lr=rate.min_lr,
+        min_lr=min(rate.min_lr, rate.lr),
         lr_warmup_steps=wanted.lr_warmup_iters,
-        lr_decay_steps=decay,
+        lr_decay_steps=max(steps, wanted.lr_warmup_iters + 1),
         lr_decay_style=wanted.lr_decay_style,
         start_wd=_or(wanted.start_weight_decay, rate.weight_decay),
         end_wd=_or(wanted.end_weight_decay, rate.weight_decay),
-        wd_incr_steps=decay,
+        wd_incr_steps=steps,
         wd_incr_style=wanted.weight_decay_incr_style,
     )
 
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _check_schedule(rate: Any, wanted: Any, decay: int) -> None:
-    prefix = "policy.megatron_cfg"
-    if rate.min_lr > rate.lr:
-        raise ValueError(f"{prefix}.optimizer.min_lr={rate.min_lr:g} is above {prefix}.optimizer.lr={rate.lr:g}")
-    if wanted.lr_warmup_init > rate.lr:
-        raise ValueError(
-            f"{prefix}.scheduler.lr_warmup_init={wanted.lr_warmup_init:g} is above {prefix}.optimizer.lr={rate.lr:g}"
-        )
-    if wanted.lr_warmup_iters >= decay:
-        raise ValueError(
-            f"{prefix}.scheduler.lr_warmup_iters={wanted.lr_warmup_iters} must be below lr_decay_iters={decay}"
-        )

@@ -87,7 +87,6 @@ def from_config(config: Config) -> Settings:
     """Raises ValueError naming the key of a value that this backend cannot take."""
     policy = config.policy
     megatron = policy.megatron_cfg
-    _refuse_unsupported(megatron.optimizer)
     return Settings(
         dtype=_dtype("policy.precision", policy.precision),
         publish_dtype=_dtype("policy.generation.vllm_cfg.precision", _publish_precision(policy)),
@@ -122,14 +121,6 @@ def parallelism(megatron: Any) -> Parallelism:
     )
 
 
-def _refuse_unsupported(optimizer: Any) -> None:
-    """Megatron shards the state of Adam only, and an unsharded one would need checkpoints of its own."""
-    for key, supported in {"optimizer": "adam", "use_distributed_optimizer": True}.items():
-        if getattr(optimizer, key) != supported:
-            value = getattr(optimizer, key)
-            raise ValueError(f"policy.megatron_cfg.optimizer.{key}={value} is not supported; use {supported}")
-
-
 def _dtype(key: str, name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"{key}={name!r} is not supported by the Megatron backend; use one of {', '.join(DTYPES)}")
@@ -151,12 +142,11 @@ def _temperature(policy: Any) -> float:
     return temperature
 
 
-def _shared_prefix(wanted: bool, context_ranks: int) -> bool:
-    if wanted and context_ranks > 1:
-        raise ValueError("trainer.shared_prefix=true and context parallelism exclude each other; set it to false")
-    if wanted and not cpu.active():
-        raise ValueError("trainer.shared_prefix=true needs the CPU's attention; set it to false with CUDA")
-    return wanted
+def _shared_prefix(wanted: bool | str, context_ranks: int) -> bool:
+    possible = cpu.active() and context_ranks == 1
+    if wanted is True and not possible:
+        raise ValueError("trainer.shared_prefix=true needs a CPU and context_parallel_size=1; set it to auto")
+    return possible if wanted == "auto" else bool(wanted)
 
 
 def _micro_batching(policy: Any, sequences: int, key: str) -> MicroBatching:
