@@ -192,14 +192,16 @@ def _padding_kept(trainable: Trainable) -> Iterator[None]:
 
 def _ensure_moments(optimizer: torch.optim.Optimizer) -> None:
     """Adam's state before its first step, which Megatron expects to exist."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            for name in ("exp_avg", "exp_avg_sq"):
-                if name not in state:
-                    state[name] = torch.zeros_like(parameter.data)
-            if cpu.active() and "step" not in state:
-                state["step"] = torch.tensor(0.0)
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        state = optimizer.state[parameter]
+        if not state and getattr(optimizer, "master_weights", False):
+            # Transformer Engine's, which keeps the masters too and knows the precision of each.
+            optimizer.initialize_state(parameter, False)  # type: ignore[attr-defined]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(parameter.data)
+        if cpu.active() and "step" not in state:
+            state["step"] = torch.tensor(0.0)
 
 
 def _load_optimizer(trainable: Trainable, loaded: dict[str, Any]) -> None:

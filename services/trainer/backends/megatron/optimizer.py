@@ -93,19 +93,23 @@ class Trainable:
             norm = float(self.optimizer.get_grad_norm())
             applied = not overflow and math.isfinite(norm)
             if applied:
-                self._clip(norm)
+                for part in self.parts():
+                    clip(part, norm)
                 self.optimizer.step_with_ready_grads()
         if applied:
             self.scheduler.step(1)
         return Update(norm, rate, applied)
 
-    def _clip(self, norm: float) -> None:
-        for part in self.parts():
-            limit = part.config.clip_grad
-            # As Megatron computes it.
-            coefficient = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
-            if part.get_parameters() and not cpu.clip_in_step(part.optimizer, coefficient) and coefficient < 1:
-                clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=limit, total_norm=norm)
+
+def clip(part: Any, norm: float) -> None:
+    """Clip the gradient of one of Megatron's optimizers by the global `norm`."""
+    limit, parameters = part.config.clip_grad, part.get_parameters()
+    # As Megatron computes it.
+    coefficient = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+    if parameters and not cpu.clip_in_step(part.optimizer, coefficient) and coefficient < 1:
+        # The precision-aware optimizer reads gradients from another attribute.
+        decoupled = part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
+        clip_grad_by_total_norm_fp32(parameters, limit, norm, use_decoupled_grad=decoupled)
 
 
 def learning_rate(optimizer: MegatronOptimizer) -> float:
@@ -145,6 +149,8 @@ def optimizer_config(settings: Settings) -> OptimizerConfig:
         use_distributed_optimizer=True,
         # Lives in Transformer Engine's Adam.
         use_precision_aware_optimizer=wanted.use_precision_aware_optimizer and not cpu.active(),
+        # Masters that are only the bits which bfloat16 lacks could not be gathered for a checkpoint: it is in float32.
+        store_param_remainders=False,
     )
 
 
