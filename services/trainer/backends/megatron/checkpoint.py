@@ -33,9 +33,15 @@ from services.trainer.backends.megatron.families import Architecture
 from services.trainer.backends.megatron.manifest import Manifest
 from services.trainer.backends.megatron.model import PolicyModel
 from services.trainer.backends.megatron.optimizer import Trainable
+from services.trainer.backends.megatron.stored import OPTIMIZER
 
 # Any number of ranks can read it, and 0.16.1 refuses its own default here. Megatron adds to the copy that it is given.
-METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    # The optimizer's state is gathered in host memory, by the first data-parallel rank and not by all of them.
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+    "chained_optim_avoid_prefix": True,
+}
 
 
 class Writer(TorchDistSaveShardedStrategy):
@@ -58,7 +64,8 @@ class Writer(TorchDistSaveShardedStrategy):
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         if self._copy:
             for part in (part for parts in state.values() for part in parts if isinstance(part, ShardedTensor)):
-                part.data = part.data.detach().to("cpu", copy=True)
+                if not part.key.startswith(OPTIMIZER):  # whose state has been gathered into memory of its own
+                    part.data = part.data.detach().to("cpu", copy=True)
         self._state = mcore_to_pyt_state_dict(state, False)
         return AsyncRequest(None, (), [])
 

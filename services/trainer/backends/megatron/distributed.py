@@ -93,6 +93,6 @@ def _make_groups(parallel: Parallelism, seed: int) -> None:
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor,
-        create_gloo_process_groups=not cpu.active(),
+        create_gloo_process_groups=True,  # checkpoints are gathered over them
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

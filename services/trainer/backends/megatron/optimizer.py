@@ -44,9 +44,7 @@ class Trainable:
                 DistributedDataParallel(chunk.config, ddp_config(settings), chunk, disable_bucketing=index > 0)
                 for index, chunk in enumerate(chunks)
             ]
-            self.optimizer: MegatronOptimizer = get_megatron_optimizer(
-                optimizer_config(settings), self.ddp, use_gloo_process_groups=not cpu.active()
-            )
+            self.optimizer: MegatronOptimizer = get_megatron_optimizer(optimizer_config(settings), self.ddp)
         self._pipelined = settings.parallel.pipeline > 1
         chunks[0].config.no_sync_func = self.no_sync
         for part in self.parts():

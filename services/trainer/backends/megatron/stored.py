@@ -17,7 +17,7 @@ from services.trainer.backends.megatron.rules import EMBEDDING, HEAD, LAYER, fin
 
 # Megatron's names of what layers, and the experts of a layer, have in common: they lie stacked under one name.
 LAYERS, EXPERTS = "decoder.layers.", ".experts.experts."
-OPTIMIZER = "optimizer."
+OPTIMIZER = "optimizer."  # what is not of the model
 
 
 class StoredWeights:
