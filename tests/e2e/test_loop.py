@@ -150,8 +150,8 @@ def test_the_export_is_a_hugging_face_model(run: Path, folder: Path) -> None:
 
 
 MEGATRON = "policy.megatron_cfg"
-TWO = ["trainer.nproc=2", "policy.make_sequence_length_divisible_by=4"]
-THREE = ["trainer.nproc=3", "policy.make_sequence_length_divisible_by=3"]
+TWO = ["trainer.nproc=2"]
+THREE = ["trainer.nproc=3"]
 PIPELINE = [f"{MEGATRON}.pipeline_model_parallel_size=2", f"{MEGATRON}.num_layers_in_first_pipeline_stage=1"]
 LAYOUTS = {
     "tensor": [*THREE, f"{MEGATRON}.tensor_model_parallel_size=3", f"{MEGATRON}.sequence_parallel=true"],

@@ -87,7 +87,7 @@ class Case:
     @property
     def layout_changes(self) -> dict[str, Any]:
         layout = {f"policy.megatron_cfg.{KEYS[key]}": value for key, value in self.layout.items()}
-        ranks = {"trainer.nproc": self.ranks, "policy.make_sequence_length_divisible_by": 4 * self.ranks}
+        ranks = {"trainer.nproc": self.ranks}
         return {**PACKED, **layout, **ranks}
 
     def __str__(self) -> str:

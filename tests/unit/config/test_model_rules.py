@@ -195,7 +195,6 @@ def test_the_width_of_experts_is_divided_evenly(
     config = make(
         f"{block}.tensor_model_parallel_size=3",
         f"{block}.sequence_parallel=true",
-        "policy.make_sequence_length_divisible_by=3",
         f"{block}.expert_tensor_parallel_size={expert_tensor}",
         f"{block}.expert_model_parallel_size={expert}",
         "trainer.nproc=6",

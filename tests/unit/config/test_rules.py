@@ -45,7 +45,7 @@ CASES = [
     ),
     (
         "context-parallel-needs-packing",
-        ["policy.sequence_packing.enabled=false", CP2, "trainer.nproc=2", "policy.make_sequence_length_divisible_by=4"],
+        ["policy.sequence_packing.enabled=false", CP2, "trainer.nproc=2"],
         ["context_parallel_size", "policy.sequence_packing.enabled"],
         ["policy.sequence_packing.enabled=true"],
     ),
@@ -69,7 +69,7 @@ CASES = [
             "policy.make_sequence_length_divisible_by=6",
         ],
         ["policy.make_sequence_length_divisible_by", "context_parallel_size", "tensor_model_parallel_size", ": 8"],
-        ["policy.make_sequence_length_divisible_by=8"],
+        ["policy.make_sequence_length_divisible_by=null"],
     ),
     (
         "pipeline-stage-layers",
@@ -85,7 +85,7 @@ CASES = [
     ),
     (
         "shared-prefix-needs-whole-sequences",
-        ["trainer.shared_prefix=true", CP2, "trainer.nproc=2", "policy.make_sequence_length_divisible_by=4"],
+        ["trainer.shared_prefix=true", CP2, "trainer.nproc=2"],
         ["trainer.shared_prefix", "context_parallel_size"],
         ["trainer.shared_prefix=auto"],
     ),
@@ -305,7 +305,6 @@ def test_context_and_tensor_parallel_multiply() -> None:
             f"{MEGATRON}.context_parallel_size={context}",
             f"{MEGATRON}.sequence_parallel={str(parallel).lower()}",
             f"trainer.nproc={tensor * context}",
-            "policy.make_sequence_length_divisible_by=24",
         ).policy.megatron_cfg
         assert rules.layout.sequence_length_multiple(megatron) == multiple
 

@@ -76,10 +76,11 @@ class PolicyConfig(Block):
         description="Compute precision. `auto` becomes bfloat16 where the hardware multiplies it natively, "
         "else float32, when the configuration is loaded.",
     )
-    make_sequence_length_divisible_by: int = Field(
-        ref("policy.megatron_cfg.tensor_model_parallel_size"),
+    make_sequence_length_divisible_by: int | None = Field(
+        None,
         ge=1,
-        description="Each sequence is padded to a multiple of this, in tokens, so that ranks can share it.",
+        description="Checked against what the layout needs, in tokens. Sequences are filled up to that and no further, "
+        "whatever is given.",
     )
     max_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
     optimizer: OptimizerConfig | None = Field(None, description="Optimiser of the DTensor backend.")

@@ -101,10 +101,10 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
 
 @rule("sequence-length-multiple")
 def _sequence_length_multiple(config: Config) -> Iterator[str]:
-    """make_sequence_length_divisible_by is a multiple of (2·CP if CP>1)·(TP if sequence-parallel)."""
+    """make_sequence_length_divisible_by, if given, is a multiple of (2·CP if CP>1)·(TP if sequence-parallel)."""
     needed = sequence_length_multiple(config.policy.megatron_cfg)
     given = config.policy.make_sequence_length_divisible_by
-    if given % needed:
+    if given is not None and given % needed:
         yield (
             f"policy.make_sequence_length_divisible_by is {given}, but {MEGATRON}.context_parallel_size and "
             f"{MEGATRON}.tensor_model_parallel_size with sequence_parallel need a multiple of {needed}: "
