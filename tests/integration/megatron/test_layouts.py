@@ -187,7 +187,7 @@ def alone(models: Path) -> dict[str, tuple[StepResult, dict[str, Tensor]]]:
 def test_equals_one_process(
     case: Case, models: Path, outcomes: Path, alone: dict[str, tuple[StepResult, dict[str, Tensor]]]
 ) -> None:
-    """L-03, L-06, M-03, M-04, M-05, M-07, K-06, K-08, W-09, W-11, W-13"""
+    """L-03, L-06, M-03, M-04, M-05, M-07, K-06, K-08, W-09, W-11, W-13; M-01, whose parts are not used"""
     expected, weights = alone[case.model]
     source = load_file(folder_of(models, case.model) / "model.safetensors")
     for rank in range(case.ranks):
