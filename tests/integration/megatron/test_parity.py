@@ -88,8 +88,6 @@ def test_rope_scaling_beyond_the_original_length(shape: str, scaling: dict[str, 
     """W-15"""
     parameters: dict[str, Any] = {"rope_theta": 10000.0, **scaling}
     if shape == "Gemma-3":  # of which only layers with full attention are scaled
-        if scaling["rope_type"] == "yarn":
-            pytest.skip("no Gemma-3 has it")
         local = {"rope_type": "default", "rope_theta": 500.0}
         parameters = {"full_attention": parameters, "sliding_attention": local}
     folder = make_model(tmp_path, **SHAPES[shape], rope_parameters=parameters, max_position_embeddings=512)

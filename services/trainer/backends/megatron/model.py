@@ -124,9 +124,11 @@ class PolicyModel(GPTModel):
             # Rounded to the weights' precision, as Hugging Face does it.
             scale = torch.tensor(architecture.embedding_scale).to(config.params_dtype).item()
             self.embedding.register_forward_hook(lambda module, args, output: output * scale)
-        inv_freq, self.rope_scale = _rope(architecture.hf)
+        inv_freq, self.rope_scale = _rope(architecture.hf, "full_attention")
         self.register_buffer("inv_freq", inv_freq, persistent=False)
-        self.register_buffer("window_inv_freq", _window_rope(architecture), persistent=False)
+        if self.window is not None:
+            window_inv_freq, self.window_rope_scale = _rope(architecture.hf, "sliding_attention")
+            self.register_buffer("window_inv_freq", window_inv_freq, persistent=False)
         if not cpu.active():
             self._replace_frequencies(inv_freq)
 
@@ -161,37 +163,26 @@ class PolicyModel(GPTModel):
         return PlannedSeqParams(
             **common,
             plan=make_plan(part.pieces, part.where, self.window),
-            angles=self._angles(positions, self.inv_freq),
-            window_angles=None if self.window is None else self._angles(positions, self.window_inv_freq),
+            angles=self._angles(positions, self.inv_freq, self.rope_scale),
+            window_angles=self._window_angles(positions),
             group=parallel_state.get_context_parallel_group(),
         )
 
-    def _angles(self, positions: Tensor, inv_freq: Tensor) -> Angles:
-        angles = (positions[:, None].float() * inv_freq)[:, None]
-        scale, dtype = self.rope_scale, self.config.params_dtype
+    def _window_angles(self, positions: Tensor) -> Angles | None:
+        return None if self.window is None else self._angles(positions, self.window_inv_freq, self.window_rope_scale)
+
+    def _angles(self, positions: Tensor, inv_freq: Tensor, scale: float) -> Angles:
+        angles, dtype = (positions[:, None].float() * inv_freq)[:, None], self.config.params_dtype
         return Angles((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
 
 
-def _rope(hf: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [D/2] and the factor on cos and sin, from Hugging Face's own code; where kinds of layers have
-    their own, those of full attention."""
+def _rope(hf: Any, layers: str) -> tuple[Tensor, float]:
+    """Inverse frequencies [D/2] and the factor on cos and sin, from Hugging Face's own code, of one kind of layers."""
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    if "rope_type" not in hf.rope_parameters:
-        rotary = Gemma3RotaryEmbedding(hf)
-        return rotary.full_attention_inv_freq.float(), float(rotary.full_attention_attention_scaling)
-    rotary = LlamaRotaryEmbedding(hf)
-    return rotary.inv_freq.float(), float(rotary.attention_scaling)
-
-
-def _window_rope(architecture: Architecture) -> Tensor | None:
-    """Inverse frequencies [D/2] of the layers with sliding-window attention; None without any."""
-    if architecture.window is None:
-        return None
-    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
-
-    rotary = Gemma3RotaryEmbedding(architecture.hf)
-    if rotary.sliding_attention_attention_scaling != 1:
-        raise ValueError("rope scaling with a factor on cos and sin is not supported in sliding-window layers")
-    return rotary.sliding_attention_inv_freq.float()
+    if "rope_type" in hf.rope_parameters:  # all kinds have the same
+        rotary = LlamaRotaryEmbedding(hf)
+        return rotary.inv_freq.float(), float(rotary.attention_scaling)
+    rotary = Gemma3RotaryEmbedding(hf)
+    return getattr(rotary, f"{layers}_inv_freq").float(), float(getattr(rotary, f"{layers}_attention_scaling"))
