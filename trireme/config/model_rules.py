@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.config import model_features
 from trireme.config.errors import ConfigError
+from trireme.config.model_weights import WeightsError, find_tensors
 
 if TYPE_CHECKING:
     from trireme.config.root import Config
@@ -19,7 +20,6 @@ SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
 PP = "policy.megatron_cfg.pipeline_model_parallel_size"
 EP = "policy.megatron_cfg.expert_model_parallel_size"
@@ -38,8 +38,10 @@ def check_model_folder(config: Config) -> dict[str, Any] | None:
         return None
     hf_config = read_hf_config(folder)
     check_model(config, hf_config)
-    if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-        raise ConfigError(f"policy.model_name: {folder} has no weights ({', '.join(WEIGHTS)})")
+    try:
+        find_tensors(folder)
+    except WeightsError as error:
+        raise ConfigError(f"policy.model_name: {error}") from error
     _check_tokenizer(config.policy.tokenizer.name)
     return hf_config
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.unit.config.support import NO_TENSORS
 from trireme.launch.rundir import RunDirectory
 
 FAKES = Path(__file__).parent / "fakes"
@@ -120,8 +121,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(LLAMA))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (model / name).touch()
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    (model / "tokenizer.json").touch()
     name, run_dir, config = f"test-{secrets.token_hex(4)}", tmp_path / "run", tmp_path / "run.yaml"
     config.write_text(CONFIG.format(name=name, directory=run_dir, model=model))
     made = Bench(config, run_dir, secrets.token_hex(8), [])

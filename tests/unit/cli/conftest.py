@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.unit.config.support import NO_TENSORS
 from trireme.cli.main import app
 
 FILE = """\
@@ -39,8 +40,8 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(LLAMA))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (model / name).touch()
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    (model / "tokenizer.json").touch()
     path = tmp_path / "run.yaml"
     path.write_text(FILE.format(folder=tmp_path))
     return path

@@ -10,6 +10,7 @@ from trireme.config.loader import parse_overrides
 from trireme.config.tree import merge
 
 FILES = Path(__file__).parent / "files"
+NO_TENSORS = b"\x02" + bytes(7) + b"{}"  # the shortest safetensors file
 SMALLEST: dict[str, Any] = {
     "policy": {"model_name": "some/model", "megatron_cfg": {"enabled": True}},
     "data": {"dataset_name": "reasoning_gym/chain_sum"},

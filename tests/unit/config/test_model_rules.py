@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.support import make
+from tests.unit.config.support import NO_TENSORS, make
 from trireme.config import Config, ConfigError, unsupported
 from trireme.config.model_rules import check_model, check_model_folder, find_model, padded_vocab_size
 
@@ -221,7 +221,7 @@ def model_folder(path: Path, config: str | None = None, weights: bool = True) ->
     if config is not None:
         (path / "config.json").write_text(config)
     if weights:
-        (path / "model.safetensors").touch()
+        (path / "model.safetensors").write_bytes(NO_TENSORS)
     (path / "tokenizer.json").touch()
     return path
 
@@ -252,7 +252,7 @@ def test_a_data_file_that_is_not_there_is_refused_by_its_key(tmp_path: Path) -> 
         (None, True, "no config.json"),
         ("{", True, "not readable as JSON"),
         ("[]", True, "not a JSON object"),
-        (json.dumps(SMOLLM2), False, "no weights"),
+        (json.dumps(SMOLLM2), False, "holds no .safetensors file"),
     ],
 )
 def test_an_unfit_folder_is_refused(tmp_path: Path, config: str | None, weights: bool, says: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.unit.config.support import FILES, SMALLEST, make
+from tests.unit.config.support import FILES, NO_TENSORS, SMALLEST, make
 from trireme.cli.config import app
 from trireme.config import load_config
 from trireme.config.plan import dry_run
@@ -97,7 +97,7 @@ def test_checking_a_configuration_imports_nothing_heavy(tmp_path: Path) -> None:
     """The base install has neither torch nor vLLM nor transformers."""
     model = tmp_path / "model"
     model.mkdir()
-    (model / "model.safetensors").touch()
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
     (model / "tokenizer.json").touch()
     sizes = dict.fromkeys(("num_attention_heads", "hidden_size", "num_hidden_layers", "vocab_size"), 4)
     hf_config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, **sizes}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from trireme.config.model_weights import find_tensors
+
 
 class Folder:
-    """The safetensors files of a Hugging Face folder, read lazily. A context manager."""
+    """The safetensors files of a Hugging Face folder, read lazily. A context manager.
+
+    Raises ValueError naming a file that is missing or damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._where = self._index()
+        self._where = find_tensors(folder)
 
     def __enter__(self) -> Folder:
         return self
@@ -33,15 +37,6 @@ class Folder:
         if name not in self._where:
             raise ValueError(f"{self.folder} has no tensor {name}")
         return self._open(self._where[name]).get_tensor(name)
-
-    def _index(self) -> dict[str, str]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            return json.loads(index.read_text())["weight_map"]
-        files = sorted(path.name for path in self.folder.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"{self.folder} holds no .safetensors file")
-        return {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118 (no mapping)
 
     def _open(self, file: str) -> Any:
         from safetensors import SafetensorError, safe_open
