@@ -51,7 +51,8 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoint folder of one run.
 
-    keep_top_k: how many to keep by `metric_name` (None keeps all); the newest is always kept.
+    keep_top_k: how many to keep by `metric_name` (None keeps all); the newest is always kept, and those whose step was
+    not measured come after those whose step was.
     """
 
     def __init__(self, directory: Path, keep_top_k: int | None, metric_name: str | None, higher_is_better: bool):

@@ -190,7 +190,7 @@ def _validator(config: Config, tokenizer: PreTrainedTokenizerBase) -> Validator 
 def _checkpoints(config: Config) -> Checkpoints:
     settings = config.checkpointing
     return Checkpoints(
-        Path(settings.checkpoint_dir), settings.keep_top_k, settings.metric_name, settings.higher_is_better
+        Path(settings.checkpoint_dir), settings.keep_top_k, settings.ranked_by, settings.higher_is_better
     )
 
 

@@ -69,7 +69,8 @@ class TrainingLoop:
         self._config, self._run_dir, self._state, self._parts, self._compute = config, run_dir, state, parts, compute
         self._summary = Summary()
         self._skipped = 0
-        self._checkpointed_at = -1
+        self._measured: dict[str, float] = {}  # of the last step only: a checkpoint is ranked by these
+        self._checkpointed_at = self._measured_at = -1
         self._saving: asyncio.Task[Checkpoint] | None = None
 
     @property
@@ -164,13 +165,14 @@ class TrainingLoop:
         if not self._config.checkpointing.enabled or self._checkpointed_at == self._state.step:
             return
         self._state.phase = "checkpointing"
+        self._warn_of_rank()
         await self._saved()
         state = {
             "step": self._state.step,
             "weight_version": self._parts.publisher.version,
             "collector": self._parts.collector.state(),
             "summary": self._summary.state(),
-            "metrics": self._state.metrics,
+            "metrics": self._measured,
             "model": self._config.policy.model_name,
         }
         arguments = self._state.step, state, self._parts.backend.save
@@ -179,6 +181,13 @@ class TrainingLoop:
         self._saving = asyncio.create_task(asyncio.to_thread(complete))
         if not self._config.checkpointing.async_save:
             await self._saved()
+
+    def _warn_of_rank(self) -> None:
+        name = self._config.checkpointing.ranked_by
+        if name is not None and name not in self._state.metrics:
+            log.warning(
+                "checkpointing.metric_name was never measured: the newest checkpoints stay", extra={"metric": name}
+            )
 
     async def _saved(self) -> None:
         """Wait for the checkpoint that is being written. Raises CheckpointError when it could not be."""
@@ -256,6 +265,9 @@ class TrainingLoop:
             self._parts.samples.write(sample_row(self._state.step, sample, reward))
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if step != self._measured_at:
+            self._measured, self._measured_at = {}, step
+        self._measured |= metrics
         self._state.metrics |= metrics
         self._state.groups_in_flight = len(self._parts.collector.pending)
         for recorder in self._parts.recorders:

@@ -232,6 +232,12 @@ CASES = [
         [f"{MEGATRON}.distributed_data_parallel_config.overlap_param_gather=false"],
     ),
     (
+        "checkpoint-metric",
+        ["checkpointing.metric_name=accuracy"],
+        ["checkpointing.metric_name", "validation/accuracy"],
+        ["checkpointing.metric_name=val:accuracy"],
+    ),
+    (
         "reward-scaling-interval",
         ["grpo.reward_scaling={enabled: true, source_min: 1, source_max: 1}"],
         ["source_min", "source_max"],
@@ -328,3 +334,10 @@ def test_context_and_tensor_parallel_multiply() -> None:
 def test_what_is_supported_is_accepted(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
     monkeypatch.undo()
     assert problems(*overrides) == []
+
+
+def test_metrics_have_nemo_rls_names_too() -> None:
+    names = {"val_reward": "validation/accuracy", "val:accuracy": "validation/accuracy", "train:reward": "train/reward"}
+    for given, recorded in (names | {"train/loss": "train/loss"}).items():
+        assert make(f"checkpointing.metric_name={given}").checkpointing.ranked_by == recorded
+    assert make().checkpointing.ranked_by is None

@@ -267,6 +267,21 @@ class TestOrder:
         assert life.checkpoints == ["step_2", "step_4", "step_5"]
         assert life.summary["heldout_before"] == life.summary["heldout_after"] == 0.75
 
+    async def test_a_checkpoint_is_ranked_by_what_its_own_step_measured(self, tmp_path: Path) -> None:
+        """Not by a validation of steps ago: those weights are not in it."""
+        life = Life(tmp_path, "grpo.max_num_steps=4", "grpo.val_period=2", "checkpointing.save_period=1")
+        life.validator = FakeValidator(life.events, lambda: None)
+        await life.run()
+        states = [json.loads((tmp_path / "checkpoints" / name / "state.json").read_text()) for name in life.checkpoints]
+        assert [state["metrics"].get("validation/accuracy") for state in states] == [None, 0.75, None, 0.75]
+        assert all("train/reward" in state["metrics"] for state in states)
+
+    async def test_a_metric_that_nothing_measures_is_reported(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await Life(tmp_path, "checkpointing.metric_name=train/rewrad").run()
+        assert "checkpointing.metric_name was never measured" in caplog.text
+
     async def test_the_end_of_the_data_is_the_end_of_the_run(self, tmp_path: Path) -> None:
         life = Life(tmp_path, "grpo.max_num_steps=9")
         life.collector.exhausted_from = 3

@@ -114,3 +114,14 @@ def _vllm_kwargs(config: Config) -> Iterator[str]:
             yield f"policy.generation.vllm_kwargs.{key} is set by the rollout service: leave it out"
         elif key in ENGINE_KEYS:
             yield f"policy.generation.vllm_kwargs.{key} has a key of its own: set {ENGINE_KEYS[key]} instead"
+
+
+@rule("checkpoint-metric")
+def _checkpoint_metric(config: Config) -> Iterator[str]:
+    """The metric that ranks checkpoints is one that a step records."""
+    name = config.checkpointing.ranked_by
+    if name is not None and not name.startswith(("train/", "validation/", "timing/")):
+        yield (
+            f"checkpointing.metric_name is {name}, which no step records: validation/accuracy, train/reward, or "
+            "another as metrics.jsonl names it"
+        )
