@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from services.trainer.durable import sync
 
 STEP_FOLDER = re.compile(r"^step_(\d+)$")
 UNFINISHED = "unfinished_step_"
@@ -88,11 +89,13 @@ class Checkpoints:
         final = self.directory / f"step_{step}"
         with self._failing(step, work):
             saving.result()
-            _write_durably(work / "state.json", state)
+            (work / "state.json").write_text(state, encoding="utf-8")
+            for path in (work / "state.json", work):
+                sync(path)
             if final.exists():  # a run resumed from an older checkpoint writes this step again
-                shutil.rmtree(final)
+                self._remove(final)
             work.rename(final)
-            _sync_folder(self.directory)
+            sync(self.directory)
         self._prune()
         return Checkpoint(step, final)
 
@@ -118,7 +121,12 @@ class Checkpoints:
             return
         older = sorted(checkpoints[:-1], key=self._rank, reverse=True)  # the newest is never a candidate
         for checkpoint in older[self._keep - 1 :]:
-            shutil.rmtree(checkpoint.path)
+            self._remove(checkpoint.path)
+
+    def _remove(self, path: Path) -> None:
+        """A kill in the middle leaves it under a name that is no checkpoint's."""
+        aside = path.rename(self.directory / f"{UNFINISHED}removal_of_{path.name}")
+        shutil.rmtree(aside)
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
         """Better is larger: by the metric where it was measured, then by step."""
@@ -134,22 +142,6 @@ class Checkpoints:
         with suppress(CheckpointError):
             return checkpoint.state().get("metrics", {}).get(self._metric)
         return None
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _free_mib(path: Path) -> int:

@@ -116,6 +116,25 @@ def test_unfinished_folder_of_a_killed_save_is_no_checkpoint(tmp_path: Path) -> 
     assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["step_1", "step_3"]
 
 
+def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-07's kind: what is left of a checkpoint must not be taken for one."""
+    checkpoints = make(tmp_path, keep_top_k=1)
+    checkpoints.save(1, {}, write_policy)()
+
+    def killed(folder: Path) -> None:
+        (folder / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("services.trainer.checkpoints.shutil.rmtree", killed)
+        checkpoints.save(2, {}, write_policy)()
+    assert steps(checkpoints) == [2]
+    checkpoints.save(3, {}, write_policy)()
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step_3"]
+
+
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
     checkpoints = make(tmp_path)
     checkpoints.save(1, {"life": 1}, write_policy)()

@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.trainer.durable import sync
+
 SHARD_BYTES = 4 << 30
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
@@ -112,19 +114,11 @@ def _name_shards(folder: Path, where: dict[str, int], count: int, total: int) ->
 def _swap(beside: Path, target: Path) -> None:
     """Put the finished folder in place. A folder cannot be renamed over a full one, so the old one steps aside."""
     for path in beside.iterdir():
-        _sync(path)
+        sync(path)
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     beside.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ checkpoint; it is checked in full before anything is loaded.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.trainer.backends.megatron.export import copy_companions
 from services.trainer.backends.megatron.families import Architecture
+from services.trainer.durable import sync
 
 MANIFEST = "manifest.json"
 MODEL_FILES = "model"  # configuration and tokenizer, so that a checkpoint can be exported wherever it is
@@ -83,15 +83,6 @@ def checked(directory: Path, architecture: Architecture) -> Manifest:
     for name, expected in manifest.files.items():
         _check_file(directory, name, expected)
     return manifest
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _identity(architecture: Architecture) -> dict[str, Any]:
