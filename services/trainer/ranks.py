@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -62,40 +62,62 @@ class Channel:
 
 
 class Leader:
-    """Rank 0's Backend: announces a call to the followers, then makes it."""
+    """Rank 0's Backend: announces a call to the followers, then makes it.
+
+    A call that fails here alone leaves the followers inside it, waiting for this rank. They hear no announcement any
+    more: what ends them is that this process does.
+    """
 
     def __init__(self, backend: Backend, channel: Channel) -> None:
         self._backend, self._channel = backend, channel
+        self._unread: Iterator[tuple[str, Tensor]] = iter(())
+        self._in_step = True  # the followers wait for an announcement, and not inside a call
 
     def log_probs(self, batch: Batch, which: Literal["policy", "reference"] = "policy") -> Tensor:
-        self._channel.announce(LOG_PROBS[which], to_bytes(batch))
-        return self._backend.log_probs(batch, which)
+        self._announce(LOG_PROBS[which], to_bytes(batch))
+        with self._call():
+            return self._backend.log_probs(batch, which)
 
     def step(self, batch: Batch, objective: Objective) -> StepResult:
-        self._channel.announce(Call.STEP, to_bytes(batch))
-        return self._backend.step(batch, objective)
+        self._announce(Call.STEP, to_bytes(batch))
+        with self._call():
+            return self._backend.step(batch, objective)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        self._channel.announce(Call.TENSORS)
-        tensors = self._backend.tensors()
-        try:
-            for pair in tensors:  # noqa: UP028 (it would end them too, where this is not exhausted)
-                yield pair
-        finally:
-            for _ in tensors:  # the followers go through all of them
-                pass
+        self._announce(Call.TENSORS)
+        self._unread = self._backend.tensors()
+        while (pair := self._next_tensor()) is not None:
+            yield pair
 
     def save(self, directory: Path) -> Future[None]:
-        self._channel.announce(Call.SAVE, str(directory).encode())
-        return self._backend.save(directory)
+        self._announce(Call.SAVE, str(directory).encode())
+        with self._call():
+            return self._backend.save(directory)
 
     def restore(self, directory: Path) -> None:
-        self._channel.announce(Call.RESTORE, str(directory).encode())
-        self._backend.restore(directory)
+        self._announce(Call.RESTORE, str(directory).encode())
+        with self._call():
+            self._backend.restore(directory)
 
     def end(self) -> None:
         """Release the followers."""
-        self._channel.announce(Call.END)
+        if self._in_step:
+            self._announce(Call.END)
+
+    def _announce(self, call: Call, payload: bytes = b"") -> None:
+        while self._next_tensor() is not None:  # the followers go through all of them, whoever stopped before
+            pass
+        self._channel.announce(call, payload)
+
+    def _next_tensor(self) -> tuple[str, Tensor] | None:
+        with self._call():
+            return next(self._unread, None)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._in_step = False
+        yield
+        self._in_step = True
 
 
 def follow(backend: Backend, channel: Channel, objective: Objective) -> None:
@@ -103,11 +125,10 @@ def follow(backend: Backend, channel: Channel, objective: Objective) -> None:
     saving = set[Future[None]]()
     while (received := channel.receive())[0] is not Call.END:
         if received[0] is Call.SAVE:
-            with suppress(OSError):  # a failure is rank 0's as well, which says so
-                saving.add(backend.save(Path(received[1].decode())))
+            saving.add(backend.save(Path(received[1].decode())))
         else:
             _repeat(backend, objective, *received)
-    wait(saving)
+    wait(saving)  # a failure is rank 0's as well, which says so
 
 
 def _repeat(backend: Backend, objective: Objective, call: Call, payload: bytes) -> None:

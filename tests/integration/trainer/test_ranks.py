@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -78,19 +80,28 @@ def rank_main(rank: int, port: int, folder: str) -> None:
         leader.step(batch, nothing)
         assert [name for name, _ in leader.tensors()] == ["tensor 0", "tensor 1"]
         next(iter(leader.tensors()))  # whoever stops after the first does not leave the followers waiting
+        try:
+            for _ in leader.tensors():
+                raise OSError("the disk is full")  # nor does whoever fails
+        except OSError as error:
+            kept = error  # and the iterator with it, as a traceback that is going to be logged does
         leader.save(Path("/b"))
         leader.end()
+        assert kept.__traceback__ is not None
     else:
         follow(backend, channel, nothing)
     (Path(folder) / str(rank)).write_text("\n".join(backend.calls))
     dist.destroy_process_group()
 
 
-def test_followers_make_every_call_with_the_same_arguments(tmp_path: Path) -> None:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path)), nprocs=2)
+        return int(probe.getsockname()[1])
+
+
+def test_followers_make_every_call_with_the_same_arguments(tmp_path: Path) -> None:
+    mp.spawn(rank_main, (free_port(), str(tmp_path)), nprocs=2)
     leader, follower = ((tmp_path / str(rank)).read_text().splitlines() for rank in range(2))
     assert follower == leader
     assert leader == [
@@ -98,6 +109,38 @@ def test_followers_make_every_call_with_the_same_arguments(tmp_path: Path) -> No
         "log_probs policy [3, 1, 4]",
         "log_probs reference [3, 1, 4]",
         "step [0.0, 0.5, 0.5]",
-        *["tensor 0", "tensor 1"] * 2,
+        *["tensor 0", "tensor 1"] * 3,
         "save /b",
     ]
+
+
+class FailsOnRank0(FakeBackend):
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        if dist.get_rank() == 0:
+            raise MemoryError("of this rank alone")
+        return super().step(batch, objective)
+
+
+def failing_rank_main(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    backend, channel = FailsOnRank0(), Channel()
+    if rank == 0:
+        leader = Leader(backend, channel)
+        with pytest.raises(MemoryError):
+            leader.step(small_batch(), nothing)
+        leader.end()  # would wait for the follower, which waits for this rank
+    else:
+        with pytest.raises(RuntimeError):  # gloo's word for a peer that is gone
+            follow(backend, channel, nothing)
+    (Path(folder) / str(rank)).touch()
+    os._exit(0)
+
+
+def test_an_error_of_rank_0_alone_ends_every_rank(tmp_path: Path) -> None:
+    """The followers sit in a collective of the call that failed: another announcement would wait for them for ever."""
+    context = mp.spawn(failing_rank_main, (free_port(), str(tmp_path)), nprocs=2, join=False)
+    ended = context.join(timeout=120) or context.join(timeout=120)
+    for process in context.processes:
+        process.kill()
+    assert ended
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -67,7 +67,7 @@ class MegatronBackend:
         return self._saver.save(directory, self.chunks, self.trainable, self.architecture, self.folder)
 
     def restore(self, directory: Path) -> None:
-        checkpoint.restore(directory, self.chunks, self.trainable, self.architecture)
+        checkpoint.restore(directory, self.chunks, self.trainable, self.architecture, self._saver.group)
 
     def _choose(self, which: str) -> list[PolicyModel]:
         if which == "policy":

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ METADATA = {
     "distrib_optim_fully_reshardable_mem_efficient": True,
     "chained_optim_avoid_prefix": True,
 }
+
+
+# Ranks wait here for the disk of the slowest; one that dies closes its sockets at once.
+FILES_TIMEOUT = timedelta(days=1)
 
 
 class Writer(TorchDistSaveShardedStrategy):
@@ -85,7 +90,7 @@ class Saver:
     def __init__(self, background: bool) -> None:
         self._background = background
         # What this sends must not meet the messages of the training that goes on.
-        self._group = dist.new_group(backend="gloo")
+        self.group = dist.new_group(backend="gloo", timeout=FILES_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last = _done(lambda: None)
 
@@ -103,9 +108,13 @@ class Saver:
         The future ends when all of it is on disk, or with OSError when that cannot be.
         """
         wait([self._last])
-        writer = self._prepare(directory, chunks, trainable)
         begin = self._thread.submit if self._background else _done
-        self._last = begin(self._complete, directory, writer, _random_states(), architecture, model)
+        try:
+            writer = self._prepare(directory, chunks, trainable)
+        except OSError as error:  # of every rank
+            self._last = _failed(error)
+        else:
+            self._last = begin(self._complete, directory, writer, _random_states(), architecture, model)
         return self._last
 
     def _prepare(self, directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable) -> Writer:
@@ -114,7 +123,7 @@ class Saver:
             state = _sharded_state(chunks, trainable, is_loading=False)
             try:
                 dist_checkpointing.save(state, str(directory), sharded_strategy=writer, async_sharded_save=True)
-            except (OSError, RuntimeError) as error:
+            except Exception as error:  # the other ranks wait to hear of it, whatever it is
                 if not writer.reached:
                     self._agree(_reason(error))
                 raise
@@ -125,7 +134,7 @@ class Saver:
     ) -> None:
         """Files of all ranks first, then what makes a checkpoint of them."""
         with self._together():
-            writer.write(directory, self._group)
+            writer.write(directory, self.group)
             torch.save(randoms, _random_file(directory))
         with self._together():
             if dist.get_rank() == 0:
@@ -138,7 +147,7 @@ class Saver:
         error: str | None = None
         try:
             yield
-        except (OSError, RuntimeError, CheckpointException) as caught:  # RuntimeError: PyTorch's word for a full disk
+        except (Exception, CheckpointException) as caught:  # whatever it is, the other ranks wait to hear of it
             error = _reason(caught)
         self._agree(error)
 
@@ -146,14 +155,23 @@ class Saver:
         """Raises OSError on every rank when any has an error."""
         errors: list[str | None] = [error] * dist.get_world_size()
         if len(errors) > 1:
-            dist.all_gather_object(errors, error, group=self._group)
+            dist.all_gather_object(errors, error, group=self.group)
         if found := [each for each in errors if each]:
             raise OSError(found[0])
 
 
-def restore(directory: Path, chunks: Sequence[PolicyModel], trainable: Trainable, architecture: Architecture) -> None:
-    """Load a checkpoint. Raises ValueError naming the folder and what is wrong, before anything has changed."""
-    ranks = _check(directory, architecture).ranks
+def restore(
+    directory: Path,
+    chunks: Sequence[PolicyModel],
+    trainable: Trainable,
+    architecture: Architecture,
+    group: dist.ProcessGroup,
+) -> None:
+    """Load a checkpoint. Raises ValueError naming the folder and what is wrong, before anything has changed.
+
+    group: of all ranks, over which they may wait as long as files are read.
+    """
+    ranks = _check(directory, architecture, group).ranks
     with cpu.device_literals():
         loaded = dist_checkpointing.load(_sharded_state(chunks, trainable, is_loading=True), str(directory))
         for index, chunk in enumerate(chunks):
@@ -246,18 +264,20 @@ def _load_random(directory: Path) -> None:
     np.random.set_state(states["numpy"])
 
 
-def _check(directory: Path, architecture: Architecture) -> Manifest:
-    """The manifest, when it fits this model and every file fits it. Rank 0 reads the files, all ranks learn."""
-    verdict: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            verdict = [manifest.checked(directory, architecture)]
-        except ValueError as error:
-            verdict = [str(error)]
-    dist.broadcast_object_list(verdict, src=0)
-    if isinstance(verdict[0], str):
-        raise ValueError(verdict[0])
-    return verdict[0]
+def _check(directory: Path, architecture: Architecture, group: dist.ProcessGroup) -> Manifest:
+    """The manifest, when it fits this model and every file fits it. Each rank reads its share of the files."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found: Manifest | None = None
+    verdicts: list[str | None] = [None] * ranks
+    try:
+        found = manifest.checked(directory, architecture, slice(rank, None, ranks))
+    except ValueError as error:
+        verdicts[rank] = str(error)
+    dist.all_gather_object(verdicts, verdicts[rank], group=group)
+    if problems := [each for each in verdicts if each]:
+        raise ValueError(problems[0])
+    assert found is not None
+    return found
 
 
 def _reason(error: BaseException) -> str:
@@ -268,11 +288,16 @@ def _reason(error: BaseException) -> str:
 
 def _done(work: Callable[..., None], *arguments: Any) -> Future[None]:
     """The future of work that is done when this returns."""
-    future = Future[None]()
     try:
         work(*arguments)
     except OSError as error:
-        future.set_exception(error)
-    else:
-        future.set_result(None)
+        return _failed(error)
+    future = Future[None]()
+    future.set_result(None)
+    return future
+
+
+def _failed(error: OSError) -> Future[None]:
+    future = Future[None]()
+    future.set_exception(error)
     return future

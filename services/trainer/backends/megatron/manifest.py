@@ -35,7 +35,10 @@ IDENTITY = (
     "num_local_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "rope_parameters",
+    "rms_norm_eps",
 )
+ALL = slice(None)
 
 
 class File(BaseModel):
@@ -74,14 +77,20 @@ def seal(directory: Path, architecture: Architecture, model: Path) -> None:
     sync(directory)
 
 
-def checked(directory: Path, architecture: Architecture) -> Manifest:
-    """The manifest, when it fits this model and every file fits it. Raises ValueError naming what does not."""
+def checked(directory: Path, architecture: Architecture, share: slice = ALL) -> Manifest:
+    """The manifest, when it fits this model and every file of this share of them fits it.
+
+    Raises ValueError naming what does not.
+    """
     manifest = _read(directory)
     for key, value in _identity(architecture).items():
-        if (theirs := manifest.model.get(key)) != value:
+        if (theirs := manifest.model.get(key, value)) != value:  # older ones name fewer keys
             raise ValueError(f"checkpoint {directory} is of another model: its {key} is {theirs}, not {value}")
-    for name, expected in manifest.files.items():
-        _check_file(directory, name, expected)
+    for name, expected in list(manifest.files.items())[share]:
+        try:
+            _check_file(directory, name, expected)
+        except OSError as error:
+            raise ValueError(f"checkpoint {directory}: {name} cannot be read: {error.strerror or error}") from error
     return manifest
 
 
@@ -95,6 +104,8 @@ def _read(directory: Path) -> Manifest:
         raise ValueError(f"{directory} is not a complete checkpoint: it has no {MANIFEST}")
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"checkpoint {directory}: {MANIFEST} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         what = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors())
         raise ValueError(f"checkpoint {directory}: {MANIFEST} is damaged ({what})") from error
