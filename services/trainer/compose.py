@@ -167,6 +167,7 @@ async def _publisher(config: Config, registry: Registry, transport: Transport) -
         registry,
         transport,
         version=weights_pb2.WeightManifest.FromString(data).version if data else 0,
+        dtype=from_config(config).publish_dtype,
         timeout_s=config.weights.timeout_s,
         in_flight=config.grpo.async_grpo.in_flight_weight_updates,
     )
@@ -195,7 +196,7 @@ def _checkpoints(config: Config) -> Checkpoints:
 
 
 def _exporter(config: Config) -> Callable[[Iterable[tuple[str, Tensor]], Path], None]:
-    source, dtype = Path(config.policy.model_name), from_config(config).publish_dtype
+    source, dtype = Path(config.policy.model_name), from_config(config).dtype
     return lambda tensors, target: export(tensors, source, target, dtype)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import grpc
+import torch
 from torch import Tensor
 
 from trireme.contracts.grpc import channel
@@ -63,12 +64,21 @@ class PublishReport:
 
 
 class Publisher:
-    """Publishes successive versions. `version` is that of the last completed publish (0: none yet)."""
+    """Publishes successive versions. `version` is that of the last completed publish (0: none yet); `dtype` the
+    precision of the engine."""
 
     def __init__(
-        self, run: str, registry: Registry, transport: Transport, *, version: int, timeout_s: float, in_flight: bool
+        self,
+        run: str,
+        registry: Registry,
+        transport: Transport,
+        *,
+        version: int,
+        dtype: torch.dtype,
+        timeout_s: float,
+        in_flight: bool,
     ) -> None:
-        self.version = version
+        self.version, self._dtype = version, dtype
         self._run, self._registry, self._transport = run, registry, transport
         self._timeout_s, self._in_flight = timeout_s, in_flight
         self._known: weights_pb2.WeightManifest | None = None
@@ -95,11 +105,14 @@ class Publisher:
         """The model is never held a second time: room is made by the sizes that the first publish has seen, and bytes
         go to it tensor by tensor."""
         if self._known is None:
-            self._known = build(version, self._run, tensors())
+            self._known = build(version, self._run, self._cast(tensors()))
         manifest = weights_pb2.WeightManifest()
         manifest.CopyFrom(self._known)
         manifest.version = version
-        return self._transport.offer(manifest, tensors())
+        return self._transport.offer(manifest, self._cast(tensors()))
+
+    def _cast(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor.to(self._dtype)) for name, tensor in tensors)
 
     async def _tell_servers(self, manifest: weights_pb2.WeightManifest) -> tuple[list[str], list[Failure]]:
         servers = await self._registry.list("rollout")

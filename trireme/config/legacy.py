@@ -42,6 +42,9 @@ WITHOUT_EFFECT = {
     "policy.scheduler": OTHER_BACKEND,
     "policy.megatron_cfg.converter_type": WithoutEffect("the architecture is read from config.json"),
     "policy.megatron_cfg.empty_unused_memory_level": WithoutEffect("generation has its own process", silent=(0,)),
+    "policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather": WithoutEffect(
+        "a step's weights are published, and so gathered, before the next pass", silent=(False,)
+    ),
     "policy.megatron_cfg.distributed_data_parallel_config.average_in_collective": WithoutEffect(
         "losses are divided by the whole batch"
     ),

@@ -195,8 +195,9 @@ def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
     megatron = config.policy.megatron_cfg
     tensor, ranks = megatron.tensor_model_parallel_size, megatron.expert_model_parallel_size
     if not count:
-        if ranks > 1:
-            yield f"rule experts: {EP} is {ranks}, but the model has no experts: 1"
+        for key, size in ((EP, ranks), (EXPERT_TP, megatron.expert_tensor_parallel_size)):
+            if size > 1:
+                yield f"rule experts: {key} is {size}, but the model has no experts: 1"
         return
     if count % ranks:
         nearest = _nearest_divisor(count, ranks)

@@ -85,6 +85,11 @@ class Config(Block):
         """Trainer ranks that hold different data."""
         return self.world_size // self.policy.megatron_cfg.model_parallel_size
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Those of the whole run: a step makes as many as it has global batches."""
+        return self.grpo.max_num_steps * -(-self.grpo.samples_per_step // self.policy.train_global_batch_size)
+
     def to_tree(self, *, mask: bool = False) -> dict[str, Any]:
         """Plain values, all resolved. `mask` hides passwords and tokens."""
         plain = self.model_dump()

@@ -1,6 +1,6 @@
 """The Backend port: a model that computes log-probs and takes optimizer steps, whatever parallelism is inside.
 
-Implementations: `megatron/` (Megatron-Core) and `dtensor/` (PyTorch FSDP2). Every method is collective: all ranks
+Implemented by `megatron/` (Megatron-Core). Every method is collective: all ranks
 call it with the same arguments, in the same order, and get the same result unless a method says otherwise.
 """
 
@@ -50,8 +50,8 @@ class Backend(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy under Hugging Face names, one full tensor at a time, on CPU, in the publishing dtype; valid until
-        the next is asked for. Meaningful on rank 0; the other ranks must exhaust it too."""
+        """The policy under Hugging Face names, one full tensor at a time, on CPU, in the precision of its training;
+        valid until the next is asked for. Meaningful on rank 0; the other ranks must exhaust it too."""
         ...
 
     def save(self, directory: Path) -> Future[None]:

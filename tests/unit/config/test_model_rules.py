@@ -179,6 +179,8 @@ def test_experts_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make("policy.megatron_cfg.expert_model_parallel_size=3", "trainer.nproc=3")
     assert "does not divide the model's 8 experts: 2" in refusal(config, SMOLLM2 | {"num_local_experts": 8})
     assert "has no experts" in refusal(config, SMOLLM2)
+    text = refusal(make("policy.megatron_cfg.expert_tensor_parallel_size=2"), SMOLLM2)
+    assert "expert_tensor_parallel_size is 2, but the model has no experts: 1" in text
     check_model(config, SMOLLM2 | {"num_local_experts": 6})
 
 

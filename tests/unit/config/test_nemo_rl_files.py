@@ -46,6 +46,7 @@ def test_what_means_nothing_here_is_reported_once_by_name(caplog: pytest.LogCapt
         "policy.logprob_chunk_size",
         "policy.megatron_cfg.converter_type",
         "policy.megatron_cfg.distributed_data_parallel_config.average_in_collective",
+        "policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather",
         "policy.scheduler",
     ]
 

@@ -196,6 +196,18 @@ CASES = [
         ["policy.sequence_packing.train_mb_tokens=512"],
     ),
     (
+        "micro-batch-holds-a-sequence",
+        [
+            "trainer.nproc=3",
+            f"{MEGATRON}.context_parallel_size=3",
+            "policy.max_total_sequence_length=515",
+            "policy.sequence_packing.train_mb_tokens=515",
+            "policy.sequence_packing.logprob_mb_tokens=516",
+        ],
+        ["policy.sequence_packing.train_mb_tokens", "context_parallel_size=3", "at least 516"],
+        ["policy.sequence_packing.train_mb_tokens=516"],
+    ),
+    (
         "overlong-buffer",
         ["grpo.reward_shaping={enabled: true, overlong_buffer_length: 600}"],
         ["overlong_buffer_length", "max_response_length"],
@@ -220,16 +232,22 @@ CASES = [
         [f"{MEGATRON}.scheduler.lr_warmup_iters=12"],
     ),
     (
+        "warm-up-before-decay",
+        [f"{MEGATRON}.scheduler.lr_decay_style=cosine", "grpo.max_num_steps=13"],
+        ["lr_warmup_iters=12", "grpo.max_num_steps"],
+        [f"{MEGATRON}.scheduler.lr_warmup_iters=12"],
+    ),
+    (
         "optimizer-precision",
         ["policy.precision=float32", f"{MEGATRON}.optimizer.bf16=true"],
         ["optimizer.bf16=false", "policy.precision"],
         [f"{MEGATRON}.optimizer.bf16=false"],
     ),
     (
-        "parameter-gather-overlap",
-        [f"{MEGATRON}.distributed_data_parallel_config.overlap_grad_reduce=false"],
-        ["overlap_grad_reduce", "overlap_param_gather"],
-        [f"{MEGATRON}.distributed_data_parallel_config.overlap_param_gather=false"],
+        "pipeline-dtype",
+        [f"{MEGATRON}.pipeline_dtype=float32", "policy.precision=bfloat16"],
+        ["pipeline_dtype=bfloat16", "policy.precision"],
+        [f"{MEGATRON}.pipeline_dtype=bfloat16"],
     ),
     (
         "checkpoint-metric",

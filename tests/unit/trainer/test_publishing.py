@@ -125,6 +125,7 @@ def publisher(
         cast(Registry, registry),
         cast(Transport, transport or FakeTransport()),
         version=version,
+        dtype=torch.bfloat16,
         timeout_s=TIMEOUT_S,
         in_flight=in_flight,
     )
@@ -141,13 +142,14 @@ class TestPublishing:
             await publishing.publish(lambda: TENSORS)
         assert (report.version, report.updated, report.failed) == (5, ("rollout-0", "rollout-1"), ())
         assert list(transport.offered) == [5, 6] and publishing.version == registry.manifest.version == 6
-        assert torch.equal(transport.offered[5][0][1], TENSORS[0][1])
+        assert torch.equal(transport.offered[5][0][1], TENSORS[0][1].bfloat16())
         for servicer in servicers:
             assert [update.manifest.version for update in servicer.updates] == [5, 6]
             assert servicer.updates[-1].manifest == registry.manifest
             assert {update.in_flight for update in servicer.updates} == {in_flight}
         assert (registry.manifest.run, registry.manifest.location) == ("r", "here")
-        assert [(info.name, list(info.shape)) for info in registry.manifest.tensors] == [("weight", [6])]
+        described = [(info.name, info.dtype, list(info.shape)) for info in registry.manifest.tensors]
+        assert described == [("weight", "BF16", [6])]
 
     async def test_servers_that_all_refuse_are_an_error(self) -> None:
         async with serving(FakeRollout(REFUSED), FakeRollout(grpc.StatusCode.INTERNAL)) as addresses:

@@ -52,9 +52,11 @@ class MegatronSchedulerConfig(Block):
         "constant", description="Course of the learning rate after warm-up."
     )
     lr_decay_iters: int | None = Field(
-        None, ge=1, description="Steps until the learning rate is `min_lr`; null takes grpo.max_num_steps."
+        None,
+        ge=1,
+        description="Optimizer steps until the rate is `min_lr`; null takes those of the whole run.",
     )
-    lr_warmup_iters: int = Field(13, ge=0, description="Steps from `lr_warmup_init` to `lr`; 0 starts at `lr`.")
+    lr_warmup_iters: int = Field(13, ge=0, description="Optimizer steps from `lr_warmup_init` to `lr`; 0 has none.")
     lr_warmup_init: float = Field(5e-7, ge=0, description="Learning rate at the first step of the warm-up.")
 
 

@@ -16,6 +16,7 @@ CONTEXT = "policy.generation.vllm_cfg.max_model_len"
 RESPONSE = "policy.generation.max_new_tokens"
 PROMPT = "data.max_input_seq_length"
 SEQUENCE = "policy.max_total_sequence_length"
+CONTEXT_PARALLEL = "policy.megatron_cfg.context_parallel_size"
 
 
 @rule("prompt-and-response-fit-context")
@@ -46,15 +47,18 @@ def _fit_training(config: Config) -> Iterator[str]:
 
 @rule("micro-batch-holds-a-sequence")
 def _micro_batch(config: Config) -> Iterator[str]:
-    """A micro-batch holds at least one sequence of the longest kind."""
-    sequence = config.policy.max_total_sequence_length
+    """A micro-batch holds at least one sequence of the longest kind, filled up to what context parallelism needs."""
+    sequence, context = config.policy.max_total_sequence_length, config.policy.megatron_cfg.context_parallel_size
+    chunks = 2 * context if context > 1 else 1
+    needed = max(sequence, -(-(sequence - 1) // chunks) * chunks)  # nothing is computed for the last token
+    filled = f", which {CONTEXT_PARALLEL}={context} fills up to {needed}" if needed > sequence else ""
     for name in ("sequence_packing", "dynamic_batching"):
         block = getattr(config.policy, name)
         for key in ("train_mb_tokens", "logprob_mb_tokens"):
-            if block.enabled and getattr(block, key) < sequence:
+            if block.enabled and getattr(block, key) < needed:
                 yield (
-                    f"policy.{name}.{key} ({getattr(block, key)}) holds no sequence of {SEQUENCE} ({sequence}): "
-                    f"at least {sequence}"
+                    f"policy.{name}.{key} ({getattr(block, key)}) holds no sequence of {SEQUENCE} ({sequence})"
+                    f"{filled}: at least {needed}"
                 )
 
 

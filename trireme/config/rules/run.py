@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 RULES: list[Rule] = []
 rule = rule_into(RULES)
 OPTIMIZER = "policy.megatron_cfg.optimizer"
+SCHEDULER = "policy.megatron_cfg.scheduler"
 VLLM = "policy.generation.vllm_cfg"
 # Engine arguments that have a key of their own.
 ENGINE_KEYS = {
@@ -39,18 +40,22 @@ def _learning_rates(config: Config) -> Iterator[str]:
         yield f"{OPTIMIZER}.min_lr ({megatron.optimizer.min_lr}) is above {OPTIMIZER}.lr ({peak}): at most that"
     start = megatron.scheduler.lr_warmup_init
     if megatron.scheduler.lr_warmup_iters > 0 and start > peak:
-        yield f"policy.megatron_cfg.scheduler.lr_warmup_init ({start}) is above {OPTIMIZER}.lr ({peak}): at most that"
+        yield f"{SCHEDULER}.lr_warmup_init ({start}) is above {OPTIMIZER}.lr ({peak}): at most that"
 
 
 @rule("warm-up-before-decay")
 def _warm_up(config: Config) -> Iterator[str]:
-    """The warm-up ends before the decay does."""
+    """The warm-up ends before the decay does, which without lr_decay_iters is at the end of the run."""
     scheduler = config.policy.megatron_cfg.scheduler
-    decay = scheduler.lr_decay_iters
-    if decay is not None and scheduler.lr_decay_style != "constant" and scheduler.lr_warmup_iters >= decay:
+    if scheduler.lr_decay_style == "constant":
+        return
+    decay, key = scheduler.lr_decay_iters, f"{SCHEDULER}.lr_decay_iters"
+    if decay is None:
+        decay, key = config.optimizer_steps, "the optimizer steps of grpo.max_num_steps"
+    if scheduler.lr_warmup_iters >= decay:
         yield (
-            f"policy.megatron_cfg.scheduler.lr_warmup_iters ({scheduler.lr_warmup_iters}) is not below "
-            f"policy.megatron_cfg.scheduler.lr_decay_iters ({decay}): lr_warmup_iters={decay - 1} or fewer"
+            f"{SCHEDULER}.lr_warmup_iters ({scheduler.lr_warmup_iters}) is not below {key} ({decay}): "
+            + (f"lr_warmup_iters={decay - 1} or fewer" if decay > 1 else "lr_warmup_iters=0")
         )
 
 
@@ -67,13 +72,15 @@ def _precision(config: Config) -> Iterator[str]:
             )
 
 
-@rule("parameter-gather-overlap")
-def _overlap(config: Config) -> Iterator[str]:
-    """Overlapping the gather of parameters needs overlapping the reduction of gradients."""
-    reduction = config.policy.megatron_cfg.distributed_data_parallel_config
-    block = "policy.megatron_cfg.distributed_data_parallel_config"
-    if reduction.overlap_param_gather and not reduction.overlap_grad_reduce:
-        yield f"{block}.overlap_param_gather needs {block}.overlap_grad_reduce=true; or overlap_param_gather=false"
+@rule("pipeline-dtype")
+def _pipeline_dtype(config: Config) -> Iterator[str]:
+    """Activations are sent between stages in the precision that they have."""
+    sent, precision = config.policy.megatron_cfg.pipeline_dtype, config.policy.precision
+    if sent != precision:
+        yield (
+            f"policy.megatron_cfg.pipeline_dtype is {sent} but policy.precision is {precision}: "
+            f"pipeline_dtype={precision}, or leave it out"
+        )
 
 
 @rule("reward-scaling-interval")

@@ -61,7 +61,7 @@ class MegatronBackend:
         return StepResult(loss, update.grad_norm, update.learning_rate, log_probs, metrics, applied=update.applied)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from convert.export(self.chunks, self.architecture, self.settings.publish_dtype)
+        yield from convert.export(self.chunks, self.architecture, self.settings.dtype)
 
     def save(self, directory: Path) -> Future[None]:
         return self._saver.save(directory, self.chunks, self.trainable, self.architecture, self.folder)

@@ -24,8 +24,9 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 def export(tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, dtype: torch.dtype) -> None:
     """Write `tensors`, cast to `dtype`, as folder `target`, with everything but the weights copied from `source`.
 
-    Written beside and renamed: `target` is the old folder or the whole new one. Raises ValueError when its parent
-    does not exist, `target` is `source`, or somebody else is writing it, and OSError when it cannot be written.
+    Written beside and renamed: `target` is the old folder or the whole new one, but for a kill between two renames,
+    which leaves the old one beside it as `.<name>.old`. Raises ValueError when its parent does not exist, `target` is
+    `source`, or somebody else is writing it, and OSError when it cannot be written.
     """
     target = target.resolve()  # what a link points to is replaced, not the link
     if target == source.resolve():

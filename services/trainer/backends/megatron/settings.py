@@ -52,7 +52,7 @@ class Router:
 @dataclass(frozen=True)
 class Settings:
     """dtype: of the model's weights and compute; masters and moments are float32 in any case, gradients are when
-    `distributed_data_parallel_config.grad_reduce_in_fp32` is set.
+    `distributed_data_parallel_config.grad_reduce_in_fp32` is set. publish_dtype: of the engine that samples.
 
     train, logprob: how micro-batches are formed. horizon: optimizer steps after which a decay is over.
     """
@@ -96,7 +96,7 @@ def from_config(config: Config) -> Settings:
         train=_micro_batching(policy, policy.train_micro_batch_size, "train_mb_tokens"),
         logprob=_micro_batching(policy, policy.logprob_batch_size, "logprob_mb_tokens"),
         seed=config.grpo.seed,
-        horizon=config.grpo.max_num_steps * -(-config.grpo.samples_per_step // policy.train_global_batch_size),
+        horizon=config.optimizer_steps,
         optimizer=megatron.optimizer,
         scheduler=megatron.scheduler,
         ddp=megatron.distributed_data_parallel_config,
