@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from services.trainer.backends.base import StepResult
@@ -41,6 +43,7 @@ CASES: dict[str, tuple[Batch, dict[str, Any]]] = {
 OVERLAPPED = {**PLAIN_GRADIENT, "policy.megatron_cfg.optimizer.lr": 2.0**20, **CASES["ragged, packed"][1]}
 # (rank, bytes that a file may have there): rank 0's first small file, its share of the weights, the other's share.
 FULL = [(0, 16), (0, 8192), (1, 4096)]
+DAMAGED = ["__0_0.distcp", "__1_0.distcp", "random_0.pt", "random_1.pt"]
 
 
 def run_cases(rank: int, folder: Path, out: Path) -> None:
@@ -53,6 +56,7 @@ def run_cases(rank: int, folder: Path, out: Path) -> None:
     _save_middle(rank, folder, out)
     _save_overlapped(rank, folder, out)
     _save_on_full_disks(rank, folder, out)
+    _restore_damaged(rank, folder, out)
 
 
 def _save_log_probs(folder: Path, file: Path) -> None:
@@ -102,6 +106,24 @@ def _save_on_full_disks(rank: int, folder: Path, out: Path) -> None:
     backend.save(out / "free").result()
 
 
+def _restore_damaged(rank: int, folder: Path, out: Path) -> None:
+    """What each rank says of a checkpoint of which one file is damaged, and the weights that it has then."""
+    backend = MegatronBackend(make_config(folder), folder)
+    said = []
+    for number, name in enumerate(DAMAGED):
+        damaged = out / f"damaged_{number}"
+        if rank == 0:
+            shutil.copytree(out / "checkpoint", damaged)
+            with (damaged / name).open("ab") as file:
+                file.write(b"x")
+        torch.distributed.barrier()
+        try:
+            backend.restore(damaged)
+        except ValueError as error:
+            said.append(str(error))
+    torch.save({"said": said, "weights": weights_of(backend)}, out / f"damaged_{rank}.pt")
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ranks")
@@ -145,6 +167,17 @@ def test_a_full_disk_of_one_rank_fails_the_save_of_all(tiny: Path, two_ranks: Pa
         assert all((two_ranks / f"full_{number}_{rank}").is_dir() for rank in range(2))
         assert not (two_ranks / f"full_{number}" / "manifest.json").exists()
     MegatronBackend(make_config(tiny), tiny).restore(two_ranks / "free")
+
+
+def test_every_rank_hears_of_a_damaged_file(tiny: Path, two_ranks: Path) -> None:
+    """C-07: each reads some of the files, all refuse the checkpoint, and none has changed."""
+    source = load_file(tiny / "model.safetensors")
+    for rank in range(2):
+        saved = torch.load(two_ranks / f"damaged_{rank}.pt", weights_only=True)
+        folders = (two_ranks / f"damaged_{number}" for number in range(len(DAMAGED)))
+        expected = [f"checkpoint {folder}: {name} has" for folder, name in zip(folders, DAMAGED, strict=True)]
+        assert [text[: len(start)] for text, start in zip(saved["said"], expected, strict=True)] == expected
+        assert all(torch.equal(saved["weights"][name], source[name]) for name in source)
 
 
 def test_log_probs_are_gathered_from_all_ranks(tiny: Path, two_ranks: Path) -> None:

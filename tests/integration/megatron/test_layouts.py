@@ -78,11 +78,14 @@ class Case:
     ranks: int
     model: str
     layout: dict[str, int]
-    more: tuple[tuple[str, Any], ...] = ()
+    shared: bool = False
+    temperature: float = 1.0
+    recompute: bool = False
 
     @property
     def changes(self) -> dict[str, Any]:
-        return {**PLAIN_GRADIENT, **self.layout_changes, **dict(self.more)}
+        more = {"trainer.shared_prefix": self.shared, "policy.megatron_cfg.activation_checkpointing": self.recompute}
+        return {**PLAIN_GRADIENT, **self.layout_changes, **more, **sampled_at(self.temperature)}
 
     @property
     def layout_changes(self) -> dict[str, Any]:
@@ -91,7 +94,13 @@ class Case:
         return {**PACKED, **layout, **ranks}
 
     def __str__(self) -> str:
-        return f"{self.model}: {' '.join(f'{key}{int(value)}' for key, value in self.layout.items()) or 'dp'}"
+        layout = " ".join(f"{key}{int(value)}" for key, value in self.layout.items()) or "dp"
+        more = {", prompts shared": self.shared, ", recomputed": self.recompute, ", cooler": self.temperature < 1}
+        return f"{self.model}: {layout}" + "".join(name for name, wanted in more.items() if wanted)
+
+
+def sampled_at(temperature: float) -> dict[str, Any]:
+    return {"policy.generation.temperature": temperature}
 
 
 PACKED = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 40}
@@ -120,6 +129,13 @@ CASES = [
     Case(2, "Qwen3-MoE", {"tp": 2, "sp": True, "etp": 2}),
     Case(2, "Qwen3-MoE", {"pp": 2}),
     Case(2, "Qwen3-MoE", {"cp": 2}),
+    Case(2, "tied", {"tp": 2, "sp": True}, shared=True),
+    Case(2, "tied", {"pp": 2}, shared=True),
+    Case(2, "tied", {"pp": 2, "vp": 2}, shared=True, recompute=True),
+    Case(2, "Qwen3-MoE", {"ep": 2}, shared=True),
+    Case(2, "tied", {"tp": 2, "sp": True}, temperature=0.7, recompute=True),
+    Case(2, "tied", {"pp": 2}, temperature=0.7),
+    Case(2, "tied", {"cp": 2}, temperature=0.7, recompute=True),
     Case(3, "thirds", {"tp": 3, "sp": True}),
     Case(4, "tied", {"tp": 2, "sp": True, "pp": 2}),
     Case(4, "biases", {"tp": 2, "sp": True}),
@@ -175,20 +191,22 @@ def outcomes(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(models: Path) -> dict[str, tuple[StepResult, dict[str, Tensor]]]:
-    """What one process does, by model."""
+def alone(models: Path) -> dict[tuple[str, float], tuple[StepResult, dict[str, Tensor]]]:
+    """What one process does that shares and recomputes nothing, by model and temperature."""
     return {
-        name: one_step(folder_of(models, name), ragged_batch(), {**PLAIN_GRADIENT, **PACKED})
-        for name in {case.model for case in CASES}
+        (name, temperature): one_step(
+            folder_of(models, name), ragged_batch(), {**PLAIN_GRADIENT, **PACKED, **sampled_at(temperature)}
+        )
+        for name, temperature in {(case.model, case.temperature) for case in CASES}
     }
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_one_process(
-    case: Case, models: Path, outcomes: Path, alone: dict[str, tuple[StepResult, dict[str, Tensor]]]
+    case: Case, models: Path, outcomes: Path, alone: dict[tuple[str, float], tuple[StepResult, dict[str, Tensor]]]
 ) -> None:
     """L-03, L-06, M-03, M-04, M-05, M-07, K-06, K-08, W-09, W-11, W-13; M-01, whose parts are not used"""
-    expected, weights = alone[case.model]
+    expected, weights = alone[case.model, case.temperature]
     source = load_file(folder_of(models, case.model) / "model.safetensors")
     for rank in range(case.ranks):
         saved = torch.load(outcomes / f"{CASES.index(case)}_{rank}.pt", weights_only=True)

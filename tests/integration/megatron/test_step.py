@@ -171,17 +171,6 @@ def test_what_a_schedule_does_not_use_is_of_no_effect(tiny: Path) -> None:
     assert backend.step(ragged_batch(), policy_gradient).learning_rate == 1e-3
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("policy.precision", "float16"),
-    ],
-)
-def test_settings_that_are_not_supported_are_named(key: str, value: Any, tiny: Path) -> None:
-    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
-        MegatronBackend(make_config(tiny, {key: value}), tiny)
-
-
 def test_the_first_ratio_is_one(tiny: Path) -> None:
     """P-15, L-17: log-probs of a pass in eval mode are those of the step."""
     backend, batch = MegatronBackend(make_config(tiny), tiny), ragged_batch()

@@ -21,7 +21,7 @@ TIMEOUT = timedelta(minutes=30)
 def initialize(config: Config) -> None:
     """Join (or, without torchrun's environment, be) the trainer's processes and set seeds and threads.
 
-    Raises ValueError when the processes cannot be dealt to the layout.
+    Raises ValueError when the processes cannot be dealt to the layout, or have been dealt to another.
     """
     cpu.install()
     _set_threads(config.trainer.threads)
@@ -82,7 +82,7 @@ def _make_groups(parallel: Parallelism, seed: int) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     if parallel_state.model_parallel_is_initialized():
-        return
+        return _check_groups(parallel)
     copy = parallel.tensor * parallel.pipeline * parallel.context
     if dist.get_world_size() % copy:
         raise ValueError(f"{dist.get_world_size()} ranks are no multiple of TP x PP x CP = {copy}")
@@ -96,3 +96,19 @@ def _make_groups(parallel: Parallelism, seed: int) -> None:
         create_gloo_process_groups=True,  # checkpoints are gathered over them
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def _check_groups(parallel: Parallelism) -> None:
+    """Those that there are belong to this layout."""
+    from megatron.core import parallel_state
+
+    sizes = {
+        "TP": (parallel.tensor, parallel_state.get_tensor_model_parallel_world_size()),
+        "PP": (parallel.pipeline, parallel_state.get_pipeline_model_parallel_world_size()),
+        "virtual PP": (parallel.virtual, parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1),
+        "CP": (parallel.context, parallel_state.get_context_parallel_world_size()),
+        "EP": (parallel.expert, parallel_state.get_expert_model_parallel_world_size()),
+        "expert TP": (parallel.expert_tensor, parallel_state.get_expert_tensor_parallel_world_size()),
+    }
+    if different := [f"{name}={there}, not {wanted}" for name, (wanted, there) in sizes.items() if wanted != there]:
+        raise ValueError(f"these processes are already a trainer of another layout: {', '.join(different)}")

@@ -13,8 +13,6 @@ from services.trainer.packing import Algorithm
 if TYPE_CHECKING:
     from trireme.config import Config
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @dataclass(frozen=True)
 class Parallelism:
@@ -88,9 +86,9 @@ def from_config(config: Config) -> Settings:
     policy = config.policy
     megatron = policy.megatron_cfg
     return Settings(
-        dtype=_dtype("policy.precision", policy.precision),
-        publish_dtype=_dtype("policy.generation.vllm_cfg.precision", _publish_precision(policy)),
-        temperature=_temperature(policy),
+        dtype=getattr(torch, policy.precision),
+        publish_dtype=getattr(torch, policy.generation.vllm_cfg.precision),
+        temperature=policy.generation.temperature,
         recompute=megatron.activation_checkpointing,
         shared_prefix=_shared_prefix(config.trainer.shared_prefix, megatron.context_parallel_size),
         train=_micro_batching(policy, policy.train_micro_batch_size, "train_mb_tokens"),
@@ -119,27 +117,6 @@ def parallelism(megatron: Any) -> Parallelism:
         last_stage=megatron.num_layers_in_last_pipeline_stage,
         virtual=megatron.virtual_pipeline_model_parallel_size or 1,
     )
-
-
-def _dtype(key: str, name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"{key}={name!r} is not supported by the Megatron backend; use one of {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def _publish_precision(policy: Any) -> str:
-    precision = policy.generation.vllm_cfg.precision if policy.generation else None
-    return precision if precision in DTYPES else policy.precision
-
-
-def _temperature(policy: Any) -> float:
-    temperature = float(policy.generation.temperature) if policy.generation else 1.0
-    if temperature <= 0:
-        raise ValueError(
-            f"policy.generation.temperature={temperature:g}: training needs a positive temperature, "
-            "because log-probabilities of greedy sampling carry no gradient"
-        )
-    return temperature
 
 
 def _shared_prefix(wanted: bool | str, context_ranks: int) -> bool:
