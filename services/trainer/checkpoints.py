@@ -7,6 +7,7 @@ any other name is an unfinished one: a kill at any moment leaves the previous ch
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -17,10 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from services.trainer.durable import sync
+
+log = logging.getLogger(__name__)
 
 STEP_FOLDER = re.compile(r"^step_(\d+)$")
 UNFINISHED = "unfinished_step_"
+CHECKSUM = "checksum"
 
 
 class CheckpointError(Exception):
@@ -35,10 +41,10 @@ class Checkpoint:
     path: Path
 
     def state(self) -> dict[str, Any]:
-        """The loop's state. Raises CheckpointError naming the file when it is missing or damaged."""
+        """The loop's state. Raises CheckpointError naming the file when it is missing, damaged or another step's."""
         file = self.path / "state.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            return _parse(file.read_text(encoding="utf-8"), self.step)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{file} is missing or damaged ({error}); delete {self.path} to use an older one"
@@ -47,6 +53,27 @@ class Checkpoint:
     @property
     def policy(self) -> Path:
         return self.path / "policy"
+
+
+def _format(state: Mapping[str, Any]) -> str:
+    return json.dumps({CHECKSUM: _checksum(state), **state})
+
+
+def _parse(text: str, step: int) -> dict[str, Any]:
+    """Inverse of `_format`. Raises ValueError saying what is wrong."""
+    state = json.loads(text)
+    if not isinstance(state, dict):
+        raise ValueError("no JSON object")
+    checksum = state.pop(CHECKSUM, None)
+    if checksum not in (None, _checksum(state)):  # the first versions wrote none
+        raise ValueError("its checksum is another")
+    if state.get("step", step) != step:
+        raise ValueError(f"it is of step {state['step']}")
+    return state
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
 
 
 class Checkpoints:
@@ -79,7 +106,7 @@ class Checkpoints:
         Both raise CheckpointError, with the older ones intact, when it cannot be written.
         """
         self._clear_unfinished()
-        work, text = self.directory / f"{UNFINISHED}{step}", json.dumps(state)
+        work, text = self.directory / f"{UNFINISHED}{step}", _format(state)
         with self._failing(step, work):
             (work / "policy").mkdir(parents=True)
             saving = save_policy(work / "policy")
@@ -92,10 +119,12 @@ class Checkpoints:
             (work / "state.json").write_text(state, encoding="utf-8")
             for path in (work / "state.json", work):
                 sync(path)
-            if final.exists():  # a run resumed from an older checkpoint writes this step again
-                self._remove(final)
+            # A run resumed from an older checkpoint writes this step again.
+            replaced = self._aside(final) if final.exists() else None
             work.rename(final)
             sync(self.directory)
+        if replaced is not None:
+            _discard(replaced)
         self._prune()
         return Checkpoint(step, final)
 
@@ -113,7 +142,7 @@ class Checkpoints:
 
     def _clear_unfinished(self) -> None:
         for path in self.directory.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(path)
+            _discard(path)
 
     def _prune(self) -> None:
         checkpoints = self.all()
@@ -121,12 +150,11 @@ class Checkpoints:
             return
         older = sorted(checkpoints[:-1], key=self._rank, reverse=True)  # the newest is never a candidate
         for checkpoint in older[self._keep - 1 :]:
-            self._remove(checkpoint.path)
+            _discard(self._aside(checkpoint.path))
 
-    def _remove(self, path: Path) -> None:
-        """A kill in the middle leaves it under a name that is no checkpoint's."""
-        aside = path.rename(self.directory / f"{UNFINISHED}removal_of_{path.name}")
-        shutil.rmtree(aside)
+    def _aside(self, path: Path) -> Path:
+        """Under a name that is no checkpoint's, so that a kill while it is removed leaves no half of one."""
+        return path.rename(self.directory / f"{UNFINISHED}removal_of_{path.name}")
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
         """Better is larger: by the metric where it was measured, then by step."""
@@ -142,6 +170,14 @@ class Checkpoints:
         with suppress(CheckpointError):
             return checkpoint.state().get("metrics", {}).get(self._metric)
         return None
+
+
+def _discard(folder: Path) -> None:
+    """What cannot be removed costs space, not the run: the next save tries again."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.warning("a folder could not be removed", extra={"folder": str(folder), "reason": str(error)})
 
 
 def _free_mib(path: Path) -> int:

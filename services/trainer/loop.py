@@ -202,6 +202,9 @@ class TrainingLoop:
             return
         state = found.state()
         log.info("resuming", extra={"checkpoint": str(found.path), "step": state["step"]})
+        if state.get("model", self._config.policy.model_name) != self._config.policy.model_name:
+            # Its weights are overwritten; a reference model keeps them.
+            log.warning("the run began with another policy.model_name", extra={"model": state["model"]})
         await self._on_compute(self._parts.backend.restore, found.policy)
         for rows in (*self._parts.recorders, self._parts.samples):
             rows.rewind(state["step"])

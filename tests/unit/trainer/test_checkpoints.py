@@ -143,7 +143,7 @@ def test_the_same_step_again_replaces(tmp_path: Path) -> None:
     assert latest is not None and latest.state() == {"life": 2}
 
 
-@pytest.mark.parametrize("content", [None, "", '{"step": '])
+@pytest.mark.parametrize("content", [None, "", '{"step": ', "[1]", '{"step": 2}', '{"checksum": "0", "step": 1}'])
 def test_damaged_state_is_named(tmp_path: Path, content: str | None) -> None:
     checkpoints = make(tmp_path)
     saved = checkpoints.save(1, {"step": 1}, write_policy)()
@@ -153,6 +153,35 @@ def test_damaged_state_is_named(tmp_path: Path, content: str | None) -> None:
         saved.state()
 
 
-def test_state_is_json(tmp_path: Path) -> None:
-    saved = make(tmp_path).save(1, {"a": [1.5, "b"]}, write_policy)()
-    assert json.loads((saved.path / "state.json").read_text()) == {"a": [1.5, "b"]}
+def test_state_is_json_with_a_checksum(tmp_path: Path) -> None:
+    """C-07's kind: a number that has changed is still JSON."""
+    state = {"a": [1.5, "b", float("inf")], "step": 1, "weights": 7}
+    saved = make(tmp_path).save(1, state, write_policy)()
+    file = saved.path / "state.json"
+    assert saved.state() == state
+    assert json.loads(file.read_text()).items() >= state.items()
+    file.write_text(file.read_text().replace('"weights": 7', '"weights": 3'))
+    with pytest.raises(CheckpointError, match=r"step_1/state\.json .*checksum"):
+        saved.state()
+
+
+def test_the_state_of_an_older_version_has_no_checksum(tmp_path: Path) -> None:
+    saved = make(tmp_path).save(1, {}, write_policy)()
+    (saved.path / "state.json").write_text('{"step": 1}')
+    assert saved.state() == {"step": 1}
+
+
+def test_what_cannot_be_removed_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = make(tmp_path, keep_top_k=1)
+    checkpoints.save(1, {}, write_policy)()
+
+    def busy(folder: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("services.trainer.checkpoints.shutil.rmtree", busy)
+        checkpoints.save(2, {}, write_policy)()
+        checkpoints.save(3, {}, write_policy)()
+    assert steps(checkpoints) == [3]
+    checkpoints.save(4, {}, write_policy)()
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step_4"]
