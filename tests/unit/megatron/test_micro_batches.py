@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.trainer.backends.megatron.layout import plain, shared
-from services.trainer.backends.megatron.micro_batches import evenness, split
+from services.trainer.backends.megatron.micro_batches import _units, evenness, split
 from services.trainer.backends.megatron.settings import MicroBatching
 from services.trainer.batch import Batch
 
@@ -44,7 +44,7 @@ def test_every_sequence_once_and_as_many_steps_on_every_rank(
     how: MicroBatching, ranks: int, share: bool, apart: bool
 ) -> None:
     """K-10, K-12"""
-    dealt = split(RAGGED, how, ranks, share, apart=apart)
+    dealt = split(RAGGED, how, ranks, share_prefix=share, apart=apart)
     assert len(dealt) == ranks
     assert len({len(own) for own in dealt}) == 1
     assert sorted(int(i) for own in dealt for members in own for i in members) == list(range(len(RAGGED)))
@@ -52,9 +52,9 @@ def test_every_sequence_once_and_as_many_steps_on_every_rank(
 
 @pytest.mark.parametrize("share", [False, True])
 def test_limits_are_kept(share: bool) -> None:
-    for members in split(RAGGED, COUNTED, 1, share)[0]:
+    for members in split(RAGGED, COUNTED, 1, share_prefix=share)[0]:
         assert len(members) <= 2
-    for members in split(RAGGED, PACKED, 1, share)[0]:
+    for members in split(RAGGED, PACKED, 1, share_prefix=share)[0]:
         picked = RAGGED.select(members)
         assert len(shared(picked) if share else plain(picked)) <= LIMIT
 
@@ -68,13 +68,16 @@ def test_a_group_stays_together_where_it_fits() -> None:
 def test_what_has_no_advantage_lies_apart() -> None:
     batch = make([(4, [4, 4]), (4, [4, 4]), (4, [4, 4])], flat=(1,))
     wide = MicroBatching(sequences=6, tokens=1000)
-    assert [sorted(m.tolist()) for m in split(batch, wide, 1, True, apart=True)[0]] == [[0, 1, 4, 5], [2, 3]]
-    assert len(split(batch, wide, 1, True)[0]) == 1
+    assert [sorted(m.tolist()) for m in split(batch, wide, 1, share_prefix=True, apart=True)[0]] == [
+        [0, 1, 4, 5],
+        [2, 3],
+    ]
+    assert len(split(batch, wide, 1, share_prefix=True)[0]) == 1
 
 
 def test_a_sequence_that_fits_nowhere_is_named() -> None:
     with pytest.raises(ValueError, match="31 tokens, a bin holds 0 to 20"):
-        split(RAGGED, MicroBatching(sequences=1, tokens=20), 1, False)
+        split(RAGGED, MicroBatching(sequences=1, tokens=20), 1, share_prefix=False)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -110,3 +113,13 @@ def test_four_ranks_have_about_the_same_to_do() -> None:
     found = evenness(batch, split(batch, MicroBatching(1, tokens=256), 4, share_prefix=False), 1)
     assert found["packing_token_imbalance"] <= 0.05
     assert found["packing_attention_imbalance"] <= 0.05
+
+
+@pytest.mark.parametrize("prompt", [0, 3, 12])
+def test_the_attention_of_a_shared_prompt(prompt: int) -> None:
+    """A shared prompt attends once; each response to it and to itself, not to the others."""
+    batch = make([(prompt + 1, [5, 3, 8])])
+    (unit,) = _units(batch, MicroBatching(sequences=3, tokens=1000), True, 1)
+    own = [4, 2, 7]  # nothing is computed for a last token
+    pairs = (prompt + 1) ** 2 + sum((prompt + 1 + each) ** 2 - (prompt + 1) ** 2 for each in own)
+    assert (unit.tokens, unit.attention) == (prompt + 1 + sum(own), pairs)

@@ -80,5 +80,13 @@ class MegatronBackend:
         """The micro-batches of each data-parallel rank: equally many, and as many as an interleaved schedule needs."""
         settings, ranks = self.settings, distributed.data_parallel_size()
         rounds = settings.parallel.pipeline if settings.parallel.virtual > 1 else 1
-        share, multiple = settings.shared_prefix, settings.parallel.sequence_multiple
-        return micro_batches.split(batch, how, ranks, share, settings.seed, apart, rounds, multiple)
+        return micro_batches.split(
+            batch,
+            how,
+            ranks,
+            share_prefix=settings.shared_prefix,
+            seed=settings.seed + self.trainable.scheduler.num_steps,
+            apart=apart,
+            rounds=rounds,
+            multiple=settings.parallel.sequence_multiple,
+        )

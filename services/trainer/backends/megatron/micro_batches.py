@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,20 @@ from services.trainer.backends.megatron.settings import MicroBatching
 from services.trainer.batch import Batch
 from services.trainer.packing import balance, pack
 
-# Sequences that stay together, and the tokens that they take.
-Unit = tuple[list[int], int]
+
+class Unit(NamedTuple):
+    """Sequences that stay together, the tokens that they take, and the pairs that attend, twice over."""
+
+    members: list[int]
+    tokens: int
+    attention: int
 
 
 def split(
     batch: Batch,
     how: MicroBatching,
     ranks: int,
+    *,
     share_prefix: bool,
     seed: int = 0,
     apart: bool = False,
@@ -57,8 +65,9 @@ def evenness(batch: Batch, dealt: list[list[Tensor]], multiple: int) -> dict[str
 def _deal(units: list[Unit], how: MicroBatching, ranks: int, seed: int, rounds: int) -> list[list[Tensor]]:
     bins = _pack(units, how, ranks * rounds, seed)
     bins += [[] for _ in range(-len(bins) % (ranks * rounds))]
-    members = [torch.tensor([i for unit in each for i in units[unit][0]], dtype=torch.int64) for each in bins]
-    return [[members[index] for index in own] for own in balance(bins, [tokens for _, tokens in units], ranks)]
+    members = [torch.tensor([i for unit in each for i in units[unit].members], dtype=torch.int64) for each in bins]
+    dealt = balance(bins, [unit.tokens for unit in units], ranks, [unit.attention for unit in units])
+    return [[members[index] for index in own] for own in dealt]
 
 
 def _by_advantage(batch: Batch, units: list[Unit]) -> list[list[Unit]]:
@@ -66,7 +75,7 @@ def _by_advantage(batch: Batch, units: list[Unit]) -> list[list[Unit]]:
     found = torch.zeros(len(batch)).index_add(0, batch.sequence_index, (batch.advantages != 0).float())
     kinds: tuple[list[Unit], list[Unit]] = ([], [])
     for unit in units:
-        kinds[0 if found[unit[0]].any() else 1].append(unit)
+        kinds[0 if found[unit.members].any() else 1].append(unit)
     return [kind for kind in kinds if kind]
 
 
@@ -79,7 +88,7 @@ def _filled(batch: Batch, multiple: int) -> Tensor:
 def _units(batch: Batch, how: MicroBatching, share_prefix: bool, multiple: int) -> list[Unit]:
     needed = _filled(batch, multiple).tolist()
     if not share_prefix:
-        return [([index], length) for index, length in enumerate(needed)]
+        return [Unit([index], length, length**2) for index, length in enumerate(needed)]
     prompts, units = batch.prompt_lengths.tolist(), []
     for members in _groups(batch):
         units += _share(members, needed, prompts, how)
@@ -97,22 +106,25 @@ def _share(members: list[int], needed: list[int], prompts: list[int], how: Micro
     """A group, in as few pieces as the limit allows; each piece computes the prompt once."""
     units: list[Unit] = []
     for index in members:
-        own = max(0, needed[index] - prompts[index])
+        prompt = min(needed[index], prompts[index])
+        own = needed[index] - prompt
         if units and _room(units[-1], own, how):
-            units[-1] = ([*units[-1][0], index], units[-1][1] + own)
+            last = units[-1]
+            # A response attends to itself and to the prompt, not to the others.
+            units[-1] = Unit([*last.members, index], last.tokens + own, last.attention + own * (own + 2 * prompt))
         else:
-            units.append(([index], needed[index]))
+            units.append(Unit([index], needed[index], needed[index] ** 2))
     return units
 
 
 def _room(unit: Unit, tokens: int, how: MicroBatching) -> bool:
-    return len(unit[0]) < how.sequences if how.tokens is None else unit[1] + tokens <= how.tokens
+    return len(unit.members) < how.sequences if how.tokens is None else unit.tokens + tokens <= how.tokens
 
 
 def _pack(units: list[Unit], how: MicroBatching, multiple: int, seed: int) -> list[list[int]]:
     if how.tokens is None:
-        return _by_count([len(members) for members, _ in units], how.sequences)
-    return pack([tokens for _, tokens in units], how.tokens, how.algorithm, multiple_of_bins=multiple, seed=seed)
+        return _by_count([len(unit.members) for unit in units], how.sequences)
+    return pack([unit.tokens for unit in units], how.tokens, how.algorithm, multiple_of_bins=multiple, seed=seed)
 
 
 def _by_count(sizes: list[int], limit: int) -> list[list[int]]:
