@@ -150,7 +150,7 @@ def _heads(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
         yield (
             f"rule attention-heads: {TP} is {tensor}, but the model has num_attention_heads={queries}, "
             f"num_key_value_heads={groups} and intermediate_size={width}: "
-            f"{min(legal, key=lambda size: abs(size - tensor))} (possible: {legal})"
+            f"tensor_model_parallel_size={min(legal, key=lambda size: abs(size - tensor))} (possible: {legal})"
         )
 
 
@@ -170,9 +170,15 @@ def _layers(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
     fits = (rest == 0) if others == 0 else (rest >= others and rest % others == 0)
     if not fits or any(count % virtual for count in chunks):
         yield (
-            f"rule pipeline-stages: {layers} layers do not divide over {PP}={stages} stages of {virtual} chunks, with "
-            f"{fixed or 'none'} given to the first and last: {' or '.join(_possible_stages(layers, stages, virtual))}"
+            f"rule pipeline-stages: {layers} layers do not divide over {PP}={stages} stages of {virtual} chunks"
+            f"{_said(*given)}: {' or '.join(_possible_stages(layers, stages, virtual))}"
         )
+
+
+def _said(first: int | None, last: int | None) -> str:
+    """What is set of the layers at the ends."""
+    given = {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
+    return "".join(f" with {name}={count}" for name, count in given.items() if count is not None)
 
 
 def _possible_stages(layers: int, stages: int, virtual: int) -> Iterator[str]:
@@ -197,11 +203,13 @@ def _experts(config: Config, hf_config: dict[str, Any]) -> Iterator[str]:
     if not count:
         for key, size in ((EP, ranks), (EXPERT_TP, megatron.expert_tensor_parallel_size)):
             if size > 1:
-                yield f"rule experts: {key} is {size}, but the model has no experts: 1"
+                yield f"rule experts: {key} is {size}, but the model has no experts: {key.rpartition('.')[2]}=1"
         return
     if count % ranks:
-        nearest = _nearest_divisor(count, ranks)
-        yield f"rule experts: {EP} is {ranks}, which does not divide the model's {count} experts: {nearest}"
+        yield (
+            f"rule experts: {EP} is {ranks}, which does not divide the model's {count} experts: "
+            f"expert_model_parallel_size={_nearest_divisor(count, ranks)}"
+        )
     yield from _expert_tensors(config, hf_config)
     if tensor > 1 and not megatron.sequence_parallel:
         yield f"rule experts: {TP} > 1 on a mixture of experts needs policy.megatron_cfg.sequence_parallel=true"

@@ -64,7 +64,7 @@ def test_tensor_parallel_sizes_that_share_the_heads(monkeypatch: pytest.MonkeyPa
 def test_tensor_parallel_sizes_that_do_not(monkeypatch: pytest.MonkeyPatch, size: int, nearest: str) -> None:
     text = refusal(tensor_parallel(size, monkeypatch), SMOLLM2)
     assert "rule attention-heads" in text
-    assert f": {nearest} (possible: [1, 3])" in text
+    assert f": tensor_model_parallel_size={nearest} (possible: [1, 3])" in text
 
 
 def test_a_width_that_does_not_divide_rules_a_size_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_width_that_does_not_divide_rules_a_size_out(monkeypatch: pytest.Monke
     nine = tensor_parallel(9, monkeypatch)
     for width, head in ((1536, 72), (1530, 64)):
         text = refusal(nine, SMOLLM2 | {"intermediate_size": width, "head_dim": head})
-        assert ": 3 (possible: [1, 3])" in text
+        assert ": tensor_model_parallel_size=3 (possible: [1, 3])" in text
     check_model(nine, SMOLLM2 | {"intermediate_size": 1530, "head_dim": 72})
 
 
@@ -177,10 +177,12 @@ def test_stop_tokens_outside_of_the_vocabulary() -> None:
 def test_experts_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsupported, "TABLE", ())
     config = make("policy.megatron_cfg.expert_model_parallel_size=3", "trainer.nproc=3")
-    assert "does not divide the model's 8 experts: 2" in refusal(config, SMOLLM2 | {"num_local_experts": 8})
+    assert "does not divide the model's 8 experts: expert_model_parallel_size=2" in refusal(
+        config, SMOLLM2 | {"num_local_experts": 8}
+    )
     assert "has no experts" in refusal(config, SMOLLM2)
     text = refusal(make("policy.megatron_cfg.expert_tensor_parallel_size=2"), SMOLLM2)
-    assert "expert_tensor_parallel_size is 2, but the model has no experts: 1" in text
+    assert "expert_tensor_parallel_size is 2, but the model has no experts: expert_tensor_parallel_size=1" in text
     check_model(config, SMOLLM2 | {"num_local_experts": 6})
 
 
